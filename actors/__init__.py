@@ -1,0 +1,1 @@
+"""Ray actors: the rank per GPU, the coordinator, and the default engine."""

@@ -1,0 +1,114 @@
+"""What a cluster is to look like, as frozen plain data. The YAML and environment reading is service/settings.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torpor.actors.messages import RestoreMode
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """model: a GGUF file, a safetensors folder, or (load_format dummy) a folder or file with a transformers config."""
+
+    kind: str = "transformers"
+    model: str = ""
+    load_format: str = "auto"  # auto | gguf | safetensors | dummy
+    dtype: str = "auto"  # auto = float32 on host devices, the checkpoint's on cuda
+    seed: int = 0  # of dummy weights
+    max_context_tokens: int | None = None  # None: the model's own
+    max_running: int = 64
+    max_waiting: int = 1024
+    step_tokens: int = 512  # prefill tokens in one step
+    attention: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class KvCacheConfig:
+    tokens_per_block: int = 32
+    gpu_bytes: int = 512 * MIB  # over one rank
+    host_bytes: int = GIB
+
+
+@dataclass(frozen=True, slots=True)
+class GateConfig:
+    when_closed: str = "reject"
+    retry_after_s: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    name: str
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    tensor_parallel: int = 1
+    kv_cache: KvCacheConfig = field(default_factory=KvCacheConfig)
+    restore_modes: Mapping[str, RestoreMode] = field(
+        default_factory=lambda: {"kv_cache": RestoreMode.NONE, "weights": RestoreMode.PINNED}
+    )
+    gate: GateConfig = field(default_factory=GateConfig)
+    verify: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConfig:
+    """kind auto = cuda if one is usable, else host. On host devices rank r of a model takes device r mod count."""
+
+    kind: str = "auto"  # auto | host | cuda
+    count: int = 1  # host devices of a node
+    host_capacity_bytes: int = 4 * GIB
+    name: str | None = None  # prefix of the host devices' names; None = one of this cluster's own
+    # Tests only: wrap rank r's device in a FaultyDevice; {rank: {"fail_at": k, "delay": {call: seconds}}}.
+    faults: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBudget:
+    """Host bytes that all ranks of a node may keep; None = the cgroup's or the machine's limit less a reserve."""
+
+    host_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostPoolConfig:
+    bytes: int = GIB  # kept between cycles, per node
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    drain_s: float = 30.0
+    preflight_s: float = 10.0
+    stage_s: float = 60.0
+    stage_bytes_per_s: float = 1e9
+    commit_s: float = 10.0
+    load_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    models: tuple[ModelConfig, ...]
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    node: NodeBudget = field(default_factory=NodeBudget)
+    host_pool: HostPoolConfig = field(default_factory=HostPoolConfig)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    journal_path: str = "~/.local/state/torpor/journal.db"
+    namespace: str = "torpor"
+
+
+@dataclass(frozen=True, slots=True)
+class RankSpec:
+    """All that one rank is told at its birth."""
+
+    model: ModelConfig
+    rank: int
+    incarnation: str
+    device: DeviceConfig
+    device_index: int  # which host device or CUDA ordinal
+    host_pool_bytes: int  # this rank's share
+    process_group: str = ""  # "host:port" of the gloo/nccl store; "" when tensor_parallel is 1
+    step_channel: str = ""  # "host:port" where the leader listens for its followers
+    channel_key: bytes = b""
+    epoch: int = 0

@@ -1,0 +1,1 @@
+"""The default engine: transformers models over paged K and V."""

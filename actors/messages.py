@@ -1,0 +1,331 @@
+"""The words that coordinator, ranks and front doors share: enums, and frozen messages. Nothing here does anything.
+
+Durations are seconds, sizes bytes, instants Unix time. What is sent is plain data, so that it crosses Ray, SQLite
+and HTTP alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    SLEEP = "sleep"
+    WAKE = "wake"
+
+
+class ModelState(StrEnum):
+    LOADING = "loading"
+    AWAKE = "awake"
+    SLEEPING = "sleeping"
+    ASLEEP = "asleep"
+    WAKING = "waking"
+    FAILED = "failed"
+    RECOVERING = "recovering"
+
+
+class GateReason(StrEnum):
+    """Why a gate is closed."""
+
+    LOADING = "loading"
+    DRAINING = "draining"
+    SLEEPING = "sleeping"
+    ASLEEP = "asleep"
+    WAKING = "waking"
+    PAUSED = "paused"
+    CONTENTS_UNDEFINED = "contents_undefined"
+    IN_DOUBT = "in_doubt"
+    FAILED = "failed"
+    RECOVERING = "recovering"
+
+
+class RestoreMode(StrEnum):
+    NONE = "none"
+    MEMSET = "memset"
+    CPU = "cpu"
+    PINNED = "pinned"
+
+    @property
+    def preserves(self) -> bool:
+        return self in (RestoreMode.CPU, RestoreMode.PINNED)
+
+
+class DrainMode(StrEnum):
+    FINISH = "finish"
+    ABORT = "abort"
+
+
+class OnConflict(StrEnum):
+    REJECT = "reject"
+    WAIT = "wait"
+
+
+class Phase(StrEnum):
+    PREFLIGHT = "preflight"
+    DRAIN = "drain"
+    STAGE = "stage"
+    COMMIT = "commit"
+    PUBLISH = "publish"
+
+
+class OperationState(StrEnum):
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    REJECTED = "rejected"
+    FAILED = "failed"
+
+
+class RankOutcome(StrEnum):
+    PENDING = "pending"
+    PREPARED = "prepared"  # preflight said yes
+    STAGED = "staged"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    REFUSED = "refused"
+    FAILED = "failed"
+    UNKNOWN = "unknown"  # did not answer
+
+
+class RejectCode(StrEnum):
+    """Why an operation was rejected or refused; problem codes of the HTTP surface are these words."""
+
+    UNKNOWN_MODEL = "unknown_model"
+    UNKNOWN_TAG = "unknown_tag"
+    CONFLICT = "conflict"  # another operation runs
+    WRONG_STATE = "wrong_state"  # loading, failed, recovering
+    DEVICE_MEMORY = "device_memory"
+    HOST_MEMORY = "host_memory"
+    EXTERNAL_REGISTRATION = "external_registration"
+    DEVICE_BUSY = "device_busy"
+    DRAIN_TIMEOUT = "drain_timeout"
+    STAGE_TIMEOUT = "stage_timeout"
+    DIGEST_MISMATCH = "digest_mismatch"
+    RANK_FAILED = "rank_failed"
+    REFUSED = "refused"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class DrainSpec:
+    mode: DrainMode = DrainMode.FINISH
+    timeout_s: float | None = None  # None: the configured deadline
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRequest:
+    """A sleep or wake as asked for. tags None = every tag of the model; restore by tag, missing = defaults."""
+
+    kind: Kind
+    model: str
+    tags: tuple[str, ...] | None = None
+    restore: Mapping[str, RestoreMode] = field(default_factory=dict)
+    drain: DrainSpec = field(default_factory=DrainSpec)
+    overflow: str = "reject"
+    verify: bool = False
+    dry_run: bool = False
+    on_conflict: OnConflict = OnConflict.REJECT
+    wake_on_request: bool = False
+    timeout_s: float | None = None
+    idempotency_key: str | None = None  # already joined with caller and route
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    code: RejectCode
+    reason: str  # what to do next, for a person
+    tag: str = ""
+    needed_bytes: int = 0
+    free_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCall:
+    """What every message to a rank carries. Ranks refuse lower epochs; replies repeat all four fields (+ incarnation)."""
+
+    operation: str
+    phase: Phase
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseReply:
+    """A rank's answer. ok False: refused or failed, with refusals; the rank is as before the phase (but for commit)."""
+
+    operation: str
+    phase: Phase
+    epoch: int
+    rank: int
+    incarnation: str
+    ok: bool
+    refusals: tuple[Refusal, ...] = ()
+    digest: str = ""
+    # preflight: planned; stage: moved; commit: really freed or taken
+    device_bytes: int = 0  # wake: needed / taken
+    freed_bytes: int = 0  # sleep
+    kept_bytes: int = 0
+    host_bytes: int = 0  # to be newly committed
+    residual: Mapping[str, int] = field(default_factory=dict)
+    aborted_requests: int = 0
+    prefix_tokens_lost: int = 0
+    modes: Mapping[str, str] = field(default_factory=dict)  # tag -> mode really in force
+    seconds: float = 0.0
+
+
+class LedgerPhase(StrEnum):
+    IDLE = "idle"
+    STAGED = "staged"
+    COMMITTING = "committing"
+    COMMITTED = "committed"
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """What a rank answers to `status`: enough to resolve doubt, and all that GET /models shows of it."""
+
+    model: str
+    rank: int
+    incarnation: str
+    node: str
+    pid: int
+    epoch: int
+    loaded: bool
+    ledger_phase: LedgerPhase
+    operation: str | None  # of the staged or last committed transaction
+    kind: Kind | None
+    tags: tuple[str, ...]
+    parked_tags: tuple[str, ...]
+    undefined_tags: tuple[str, ...]  # awake without contents
+    device_kind: str
+    device_id: str
+    device_free_bytes: int
+    device_total_bytes: int
+    memory: tuple[Mapping[str, object], ...] = ()  # Ledger.memory() rows
+    gate_open: bool = False  # leader only
+    gate_reason: GateReason | None = None
+    live_sequences: int = 0
+    prefix_tokens: int = 0
+    error: str = ""
+
+
+@dataclass(slots=True)
+class PhaseRecord:
+    name: Phase
+    started_at: float
+    seconds: float = 0.0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class RankRecord:
+    rank: int
+    node: str = ""
+    device: str = ""
+    outcome: RankOutcome = RankOutcome.PENDING
+    reason: str | None = None
+    freed_bytes: int = 0
+    kept_bytes: int = 0
+    residual: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Operation:
+    """An operation from request to outcome, as GET /operations/{id} shows it."""
+
+    id: str
+    kind: Kind
+    model: str
+    state: OperationState
+    tags: list[str]
+    restore: dict[str, str]
+    created_at: float
+    reason: str | None = None
+    code: RejectCode | None = None
+    needed_bytes: int | None = None
+    free_bytes: int | None = None
+    aborted_requests: int = 0
+    prefix_tokens_lost: int = 0
+    phases: list[PhaseRecord] = field(default_factory=list)
+    ranks: list[RankRecord] = field(default_factory=list)
+    finished_at: float | None = None
+    dry_run: bool = False
+
+
+@dataclass(slots=True)
+class ModelView:
+    """A model as GET /models/{m} shows it."""
+
+    name: str
+    state: ModelState
+    gate_open: bool
+    gate_reason: GateReason | None
+    generation: int
+    parked_tags: list[str]
+    tags: list[str]
+    hold: bool
+    weights_version: int
+    tensor_parallel: int
+    operation: str | None = None  # the running one
+    ranks: list[RankStatus] = field(default_factory=list)
+    error: str = ""
+
+
+# --- inference ---
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    max_tokens: int | None = None  # None: what the context leaves (bounded by the engine)
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Exactly one of prompt, token_ids, messages. scope: whose prefixes may be shared (K: security boundary)."""
+
+    id: str
+    prompt: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    messages: tuple[Mapping[str, object], ...] | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    scope: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """Some new text of one request; the last one has finish_reason set and the counts filled."""
+
+    request: str
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    error: str = ""
+
+
+class Admission(StrEnum):
+    ADMITTED = "admitted"
+    CLOSED = "closed"
+    INVALID = "invalid"  # e.g. longer than the context; `detail` says so
+    FULL = "full"  # the engine's waiting list is at its bound
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionReply:
+    request: str
+    admission: Admission
+    gate_reason: GateReason | None = None
+    detail: str = ""

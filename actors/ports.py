@@ -1,0 +1,124 @@
+"""What the layers ask of each other, as protocols. Ray implements them in production, plain objects in tests.
+
+    front door --Control--> coordinator --RankPort--> ranks
+    front door --Inference--> leader rank's gate
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from torpor.actors.messages import (
+    AdmissionReply,
+    DrainSpec,
+    GenerateRequest,
+    ModelView,
+    Operation,
+    OperationRequest,
+    PhaseCall,
+    PhaseReply,
+    RankStatus,
+    TokenEvent,
+)
+
+
+class RankUnreachable(Exception):
+    """The rank's process is gone: it will never answer again. A time-out is not this; that is `unknown`."""
+
+
+class RankPort(Protocol):
+    """One rank as the coordinator sees it. Rank 0 is the leader: it has the gate.
+
+    Every method may raise RankUnreachable, or never answer (the caller has deadlines). All are idempotent for the
+    same call: a repeated stage or commit of the same operation answers as the first did.
+    """
+
+    rank: int
+
+    async def status(self) -> RankStatus: ...
+
+    async def preflight(self, call: PhaseCall, request: OperationRequest) -> PhaseReply:
+        """Reads only. The rank keeps the plan for `stage`."""
+
+    async def drain(self, call: PhaseCall, spec: DrainSpec, timeout_s: float, lease_s: float) -> PhaseReply:
+        """Leader only. Closes the gate and waits until nothing runs; at the time-out reopens and answers ok False.
+
+        The gate reopens by itself when lease_s pass without a stage or a release.
+        """
+
+    async def stage(self, call: PhaseCall, timeout_s: float) -> PhaseReply: ...
+
+    async def commit(self, call: PhaseCall) -> PhaseReply: ...
+
+    async def abort(self, call: PhaseCall) -> PhaseReply:
+        """Takes preflight, drain and stage back: memory as before; the gate as before the operation."""
+
+    async def publish(self, call: PhaseCall) -> PhaseReply:
+        """Ends the transaction; the leader opens its gate if nothing is parked, paused or undefined."""
+
+
+class Control(Protocol):
+    """What the front door asks of the coordinator."""
+
+    async def submit(self, request: OperationRequest) -> Operation:
+        """Start (or join, or refuse) an operation and return its record at once; a refusal is a finished one."""
+
+    async def wait(self, operation_id: str, timeout_s: float | None = None) -> Operation:
+        """The record once it is finished, or as it is after timeout_s. KeyError when there is no such operation."""
+
+    async def operation(self, operation_id: str) -> Operation: ...
+
+    async def operations(self, model: str | None = None, limit: int = 100) -> list[Operation]:
+        """Newest first."""
+
+    async def cancel(self, operation_id: str) -> bool:
+        """True when it will end as rejected/cancelled; False when it is decided or finished."""
+
+    async def models(self, detail: bool = False) -> list[ModelView]:
+        """detail asks every rank for its status; without it only published state, no call to any rank."""
+
+    async def model(self, name: str) -> ModelView:
+        """With ranks' status. KeyError when there is no such model."""
+
+
+class GateClosed(Exception):
+    """The request met a closed gate. reason is a GateReason."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(detail or f"the gate is closed: {reason}")
+        self.reason = reason
+
+
+class InvalidRequest(Exception):
+    """The engine cannot serve this request as it is (context length, unknown role, …)."""
+
+
+class QueueFull(Exception):
+    """The engine's waiting list is at its bound."""
+
+
+class Inference(Protocol):
+    """What the front door asks of a model's leader rank."""
+
+    def generate(self, model: str, request: GenerateRequest) -> AsyncIterator[TokenEvent]:
+        """Admits, then yields events; the last has a finish_reason. Closing the iterator aborts the request (G4).
+
+        Raises GateClosed, InvalidRequest, QueueFull before the first event, KeyError for an unknown model.
+        """
+
+
+class LeaderPort(Protocol):
+    """The inference side of the leader rank, as one front end uses it (one batched stream per front end)."""
+
+    async def submit(self, front_end: str, requests: Sequence[GenerateRequest]) -> list[AdmissionReply]: ...
+
+    async def cancel(self, front_end: str, request_ids: Sequence[str]) -> None: ...
+
+    def stream(self, front_end: str) -> AsyncIterator[list[TokenEvent]]:
+        """All events of this front end's requests, in batches, until it detaches or its lease ends."""
+
+    async def renew(self, front_end: str) -> None:
+        """Renew the lease (every 2 s, gone after 10): without it the front end's requests are aborted."""
+
+    async def detach(self, front_end: str) -> None: ...

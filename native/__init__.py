@@ -1,0 +1,43 @@
+"""The native core: virtual memory, KV manager and one transaction over both. Usable without the rest of torpor."""
+
+from torpor.native._core import (
+    Device,
+    FaultyDevice,
+    KvManager,
+    Plan,
+    Region,
+    Registration,
+    Sequence,
+    cuda_device_count,
+)
+from torpor.native.errors import (
+    DeviceBusy,
+    DeviceError,
+    Misuse,
+    OutOfDeviceMemory,
+    OutOfHostMemory,
+    OutOfMemory,
+    Stopped,
+    TorporError,
+)
+from torpor.native.ledger import Ledger
+
+__all__ = [
+    "Device",
+    "DeviceBusy",
+    "DeviceError",
+    "FaultyDevice",
+    "KvManager",
+    "Ledger",
+    "Misuse",
+    "OutOfDeviceMemory",
+    "OutOfHostMemory",
+    "OutOfMemory",
+    "Plan",
+    "Region",
+    "Registration",
+    "Sequence",
+    "Stopped",
+    "TorporError",
+    "cuda_device_count",
+]

@@ -1,0 +1,218 @@
+"""The native core's Python surface.
+
+Sizes are bytes, times seconds. Everything that touches a device or copies releases the GIL. Errors: torpor.native.errors.
+"""
+
+from collections.abc import Mapping, Sequence as SequenceOf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+class Device:
+    """One GPU's memory. Make one with `host` or `cuda`."""
+
+    @staticmethod
+    def host(name: str, capacity_bytes: int, granularity_bytes: int = 2 << 20) -> Device:
+        """A GPU played by RAM. Processes of this user that give the same name share the capacity."""
+    @staticmethod
+    def cuda(ordinal: int = 0) -> Device:
+        """The GPU with this ordinal. Raises DeviceError where there is no driver or no such GPU."""
+    @property
+    def kind(self) -> str:
+        """"host" or "cuda"."""
+    @property
+    def id(self) -> str:
+        """GPU UUID, or "host:<name>"."""
+    @property
+    def ordinal(self) -> int: ...
+    @property
+    def granularity_bytes(self) -> int: ...
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) in bytes, as the driver or the host device's books over all processes see it."""
+
+class FaultyDevice(Device):
+    """Wraps a device and makes chosen calls fail. For tests."""
+    def __init__(self, inner: Device) -> None: ...
+    def fail_at(self, k: int, forever: bool = False) -> None:
+        """The k-th call from now fails (1 is the next, 0 none); once, unless `forever`."""
+    def delay(self, call: str, seconds: float) -> None:
+        """Sleep before each call of this name ("" is every call)."""
+    @property
+    def calls(self) -> int: ...
+    def log(self) -> list[str]: ...
+
+def cuda_device_count() -> int: ...
+
+class Region:
+    """Opaque tagged bytes at a fixed address. Made by `Ledger.create_region`."""
+
+    @property
+    def tag(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def parked(self) -> bool: ...
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        """uint8, shape (size_bytes,), on the region's device. The memory outlives the Region object."""
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+class Plan:
+    """What an operation will do on this rank, and what forbids it. Reading only."""
+
+    @property
+    def kind(self) -> str:
+        """"sleep" or "wake"."""
+    @property
+    def operation(self) -> str: ...
+    @property
+    def digest(self) -> str:
+        """Equal on all ranks that would do logically the same; nothing of addresses or slots."""
+    @property
+    def refusals(self) -> list[dict[str, Any]]:
+        """[{code, tag, reason, needed_bytes, free_bytes}]; empty when the plan can be staged."""
+    @property
+    def items(self) -> list[dict[str, Any]]:
+        """[{tag, name, noop, mode, free_bytes, device_bytes, keep_bytes, host_bytes}]."""
+    @property
+    def free_bytes(self) -> int:
+        """Device bytes that a sleep gives back."""
+    @property
+    def device_bytes(self) -> int:
+        """Device bytes that a wake needs."""
+    @property
+    def keep_bytes(self) -> int:
+        """Bytes copied to (sleep) or from (wake) the host."""
+    @property
+    def host_bytes(self) -> int:
+        """Host memory to be newly committed."""
+
+class Ledger:
+    """All regions and KV managers of one rank, under one transaction at a time.
+
+    preflight → stage → commit → publish, or abort at any time before commit. Thread-safe.
+    """
+
+    def __init__(self, device: Device, host_pool_bytes: int = 0) -> None: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def tags(self) -> list[str]:
+        """Sorted, without repeats."""
+    @property
+    def parked_tags(self) -> list[str]:
+        """Sorted: tags of which anything is parked."""
+    def create_region(
+        self,
+        tag: str,
+        size_bytes: int,
+        *,
+        name: str = "",
+        restore: str = "pinned",
+        immutable: bool = False,
+        preserve_always: bool = False,
+    ) -> Region:
+        """Reserve and map; `restore` is the default mode. Misuse while an operation is staged."""
+    def create_kv_manager(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: str,
+        tokens_per_block: int,
+        gpu_bytes: int,
+        host_bytes: int = 0,
+        *,
+        tag: str = "kv_cache",
+        name: str = "",
+        restore: str = "none",
+        seed: int | None = None,
+    ) -> KvManager:
+        """A paged KV pool of at most gpu_bytes. dtype: float32, float16, bfloat16. seed: random slot order (tests)."""
+    def register_external(self, name: str, tag: str = "kv_cache", moves_kv: bool = True) -> Registration:
+        """While registered (and moves_kv) sleep of the tag is refused by name (K10)."""
+    def preflight(
+        self,
+        kind: str,
+        operation: str,
+        tags: SequenceOf[str] | None = None,
+        restore: Mapping[str, str] | None = None,
+        *,
+        verify: bool = False,
+        overflow: str = "reject",
+    ) -> Plan:
+        """No mutation. tags None = all. Tags that the ledger lacks give a refusal, code "unknown_tag"."""
+    def stage(self, plan: Plan, timeout_s: float) -> dict[str, Any]:
+        """All that can fail or take long; {seconds, moved_bytes}. On a throw everything is as before."""
+    def commit(self) -> dict[str, Any]:
+        """{freed_bytes, device_bytes, seconds}. Idempotent; after a throw call again to go on."""
+    def publish(self) -> None:
+        """Ends the transaction: drops what a wake no longer needs."""
+    def abort(self) -> None:
+        """Takes a stage back. Nothing to do without one; Misuse after commit has begun."""
+    def stop(self) -> None:
+        """From another thread: the running stage ends with Stopped at its next chunk."""
+    def status(self) -> dict[str, Any]:
+        """{phase: idle|staged|committing|committed, operation, kind, mutated, parked_tags}."""
+    def memory(self) -> list[dict[str, Any]]:
+        """[{tag, name, parked, mode, reserved_bytes, device_bytes, live_bytes, host_bytes, residual_bytes}]."""
+
+class Registration:
+    def close(self) -> None: ...
+
+class KvManager:
+    """Bytes whose meaning is known: K and V of every layer, paged. One slot holds all layers of a token block."""
+
+    @property
+    def tokens_per_block(self) -> int: ...
+    @property
+    def slots(self) -> int:
+        """GPU slots, those in use included."""
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def parked(self) -> bool: ...
+    def page_view(self, layer: int, role: str) -> Any:
+        """DLPack object: shape (slots, tokens_per_block, kv_heads, head_dim), strided; role "k" or "v". Stable (S1)."""
+    def probe(self, scope: str, tokens: SequenceOf[int]) -> int:
+        """How many leading tokens a new sequence would find. Reads only."""
+    def create_sequence(self, scope: str, prompt: SequenceOf[int]) -> Sequence:
+        """Suspended; holds the longest known prefix of whole blocks, at most len(prompt) - 1 tokens."""
+    def forget_prefixes(self) -> int:
+        """Drops every reusable page on every tier; returns the tokens lost."""
+    def stats(self) -> dict[str, int]:
+        """{slots, free_slots, locked_pages, held_pages, droppable_pages, host_pages, host_bytes, sequences,
+        prefix_tokens, hits_tokens, evicted_pages}."""
+
+class Sequence:
+    """suspended ↔ active → closed."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def matched_tokens(self) -> int:
+        """Tokens found in the prefix tree at creation; their K and V need no computing."""
+    @property
+    def history_tokens(self) -> int:
+        """Tokens committed so far, matched ones included."""
+    @property
+    def capacity_tokens(self) -> int: ...
+    @property
+    def page_table(self) -> NDArray[np.int32]:
+        """Slot of each block, -1 where none; a live view at a stable address."""
+    def resume(self) -> bool:
+        """Bring all pages to the GPU and lock them. False when there is no room; then nothing changed."""
+    def suspend(self) -> None:
+        """Unlock: pages may move to the host, and are never dropped."""
+    def resize(self, capacity_tokens: int) -> bool:
+        """Grow (or shrink, not below history) while active. False when there is no room; then nothing changed."""
+    def commit(self, tokens: SequenceOf[int]) -> None:
+        """These tokens' K and V now lie in the pages, behind the history. Full blocks become reusable."""
+    def close(self) -> None:
+        """Committed full blocks stay as droppable prefixes; the rest is freed."""

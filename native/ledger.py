@@ -1,0 +1,31 @@
+"""The ledger as Python programs use it: the native transaction, and what belongs to torch modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torpor.native import _core
+
+
+class Ledger(_core.Ledger):
+    """`_core.Ledger` with refresh hooks, and `adopt` for torch modules (torpor/native/adopt.py)."""
+
+    def __init__(self, device: _core.Device, host_pool_bytes: int = 0) -> None:
+        super().__init__(device, host_pool_bytes)
+        self._refresh_hooks: list[Callable[[], None]] = []
+
+    def on_refresh(self, hook: Callable[[], None]) -> None:
+        """Run `hook` in every wake's stage, after contents are back. It must be repeatable."""
+        self._refresh_hooks.append(hook)
+
+    def stage(self, plan: _core.Plan, timeout_s: float) -> dict[str, Any]:
+        report = super().stage(plan, timeout_s)
+        if plan.kind == "wake":
+            try:
+                for hook in self._refresh_hooks:
+                    hook()
+            except BaseException:
+                self.abort()
+                raise
+        return report

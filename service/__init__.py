@@ -1,0 +1,1 @@
+"""The front door: HTTP, command line, Python client."""
