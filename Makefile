@@ -2,16 +2,86 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# A GPU gets PyPI's own torch, everything else the pinned one (constraints/).
+FLAVOUR := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+NATIVE := $(shell find native CMakeLists.txt -name '*.cpp' -o -name '*.hpp' -o -name '*.cu' -o -name CMakeLists.txt)
+SOURCES := $(shell find service actors native -name '*.py' -o -name '*.pyi')
+export PYTHONDONTWRITEBYTECODE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help tree
+.PHONY: help setup run serve test links test-native test-sanitize test-python test-long bench lint format tree clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
-tree: ## torpor importable from the sources without installing: PYTHONPATH=build/py
+setup: $(VENV)/installed model ## make .venv, install torpor into it, fetch the small model
+
+$(VENV)/dependencies: pyproject.toml constraints/$(FLAVOUR).txt
+	@echo "set-up 1/3: Python packages for $(FLAVOUR) into $(VENV)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -q --upgrade 'pip>=25.1'
+	$(PIP) install -q -c constraints/$(FLAVOUR).txt $$($(BIN)/python deploy/requirements.py)
+	$(PIP) install -q -c constraints/$(FLAVOUR).txt --group dev
+	@touch $@
+
+$(VENV)/installed: $(VENV)/dependencies $(NATIVE) $(SOURCES)
+	@echo "set-up 2/3: the native core"
+	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install -q --no-build-isolation --no-deps --force-reinstall .
+	@touch $@
+
+.PHONY: model
+model: $(VENV)/installed
+	@echo "set-up 3/3: the small model"
+	$(BIN)/python -m torpor.service.default_model
+
+run: setup ## ask, sleep, see the memory free, be refused, wake, ask again
+	$(BIN)/python -m torpor.service.walkthrough
+
+serve: setup ## serve the small model on 127.0.0.1:8700 until interrupted
+	$(BIN)/torpor serve
+
+test: setup lint test-native test-sanitize test-python ## everything that CI checks
+
+test-native: $(VENV)/installed ## the C++ tests
+	$(call native_tests,build/native,)
+
+test-sanitize: $(VENV)/installed ## the C++ tests under ASan, UBSan and TSan
+	$(call native_tests,build/asan,address$(comma)undefined)
+	$(call native_tests,build/tsan,thread)
+
+comma := ,
+define native_tests
+	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B $(1) -G Ninja -DTORPOR_TESTS=ON -DTORPOR_PYTHON=OFF -DTORPOR_SANITIZE=$(2) >/dev/null
+	PATH="$(abspath $(BIN)):$$PATH" cmake --build $(1)
+	PATH="$(abspath $(BIN)):$$PATH" ctest --test-dir $(1) --output-on-failure
+endef
+
+test-python: setup ## the Python tests
+	$(BIN)/python -m pytest -m "not long and not gpu" tests
+
+test-long: setup ## what takes minutes; results are kept in tests/bench/results/
+	$(BIN)/python -m pytest -m long tests
+
+lint: $(VENV)/installed links ## ruff, mypy --strict, clang-format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.cpp' '*.hpp')
+	$(BIN)/mypy
+
+format: ## put everything into the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.hpp')
+
+links: ## build/py: torpor importable from the sources
 	@mkdir -p build/py/torpor
 	@for part in service actors native; do ln -sfn ../../../$$part build/py/torpor/$$part; done
-	cmake -S . -B build/tree -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$$(command -v $(BIN)/python || command -v $(PYTHON)) >/dev/null
-	cmake --build build/tree
+
+tree: links ## as links, with the extension built beside its sources: PYTHONPATH=build/py
+	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/tree -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(abspath $(BIN))/python >/dev/null
+	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/tree
 	cp build/tree/_core*.so native/
+
+clean: ## remove what was built; .venv stays
+	rm -rf build native/_core*.so
