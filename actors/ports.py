@@ -1,7 +1,7 @@
 """What the layers ask of each other, as protocols. Ray implements them in production, plain objects in tests.
 
-    front door --Control--> coordinator --RankPort--> ranks
-    front door --Inference--> leader rank's gate
+front door --Control--> coordinator --RankPort--> ranks
+front door --Inference--> leader rank's gate
 """
 
 from __future__ import annotations

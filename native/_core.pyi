@@ -20,7 +20,7 @@ class Device:
         """The GPU with this ordinal. Raises DeviceError where there is no driver or no such GPU."""
     @property
     def kind(self) -> str:
-        """"host" or "cuda"."""
+        """ "host" or "cuda"."""
     @property
     def id(self) -> str:
         """GPU UUID, or "host:<name>"."""
@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def kind(self) -> str:
-        """"sleep" or "wake"."""
+        """ "sleep" or "wake"."""
     @property
     def operation(self) -> str: ...
     @property
