@@ -3,7 +3,8 @@
 Sizes are bytes, times seconds. Everything that touches a device or copies releases the GIL. Errors: torpor.native.errors.
 """
 
-from collections.abc import Mapping, Sequence as SequenceOf
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 import numpy as np
