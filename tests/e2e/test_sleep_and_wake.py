@@ -1,0 +1,108 @@
+"""The main job on the real small model, from HTTP to the kernel's count of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import Server
+
+MIB = 1 << 20
+KV_BYTES = 512 * MIB
+QUESTION = (
+    "A train leaves the station at nine in the morning and travels for three hours at sixty kilometres an hour. "
+    "How far does it go? Explain your answer in one short sentence, and name the formula that you used."
+)
+
+
+def shared_memory_bytes() -> int:
+    """The kernel's count of shared memory: memfd pages of every process, which no RSS shows."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("Shmem:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no Shmem in /proc/meminfo")
+
+
+def tag_bytes(model: dict[str, object], tag: str) -> int:
+    ranks = model["ranks"]
+    assert isinstance(ranks, list)
+    return sum(row["device_bytes"] for rank in ranks for row in rank["memory"] if row["tag"] == tag)
+
+
+def answer(server: Server) -> tuple[str, int]:
+    """The answer's text and how many of the prompt's tokens came from the prefix cache."""
+    body = server.chat(QUESTION).raise_for_status().json()
+    return body["choices"][0]["message"]["content"], body["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "kept"), [("cpu", True), ("pinned", True), ("none", False), ("memset", False)]
+)
+def test_the_kernel_has_the_memory_back_while_asleep_and_the_answer_is_the_same_after_wake(
+    server: Server, mode: str, kept: bool
+) -> None:
+    """M1, K1, K2, K3, S1, F11: bytes by the kernel's count, token-exact answers, cached_tokens by mode."""
+    first, _ = answer(server)
+    again, cached_before = answer(server)
+    assert again == first
+    assert cached_before > 0
+    awake = server.model()
+    mapped = tag_bytes(awake, "kv_cache") + tag_bytes(awake, "weights")
+    assert tag_bytes(awake, "kv_cache") == KV_BYTES
+    assert tag_bytes(awake, "weights") > 400 * MIB
+    before = shared_memory_bytes()
+
+    body = {"restore": {"kv_cache": mode, "weights": "pinned"}}
+    slept = server.http.post("/sleep", json=body).raise_for_status().json()
+    assert slept["state"] == "succeeded"
+    fell = before - shared_memory_bytes()
+    assert abs(fell - mapped) < 16 * MIB, f"the kernel's count fell by {fell}, mapped were {mapped}"
+    assert sum(rank["freed_bytes"] for rank in slept["ranks"]) == mapped
+    asleep = server.model()
+    assert asleep["state"] == "asleep"
+    assert asleep["parked_tags"] == ["kv_cache", "weights"]
+
+    refused = server.chat(QUESTION)
+    assert refused.status_code == 503, refused.text
+    assert int(refused.headers["Retry-After"]) > 0
+    assert refused.json()["code"] == "gate_closed"
+
+    woken = server.http.post("/wake", json={}).raise_for_status().json()
+    assert woken["state"] == "succeeded"
+    assert abs(shared_memory_bytes() - before) < 16 * MIB
+    text, cached = answer(server)
+    assert text == first
+    assert cached == (cached_before if kept else 0)
+
+
+def test_sleeping_twice_and_waking_twice_succeeds_and_changes_nothing(server: Server) -> None:
+    """C1, F20."""
+    first = server.http.post("/sleep", json={}).raise_for_status().json()
+    generation = server.model()["generation"]
+    second = server.http.post("/sleep", json={}).raise_for_status().json()
+    assert (first["state"], second["state"]) == ("succeeded", "succeeded")
+    assert sum(rank["freed_bytes"] for rank in second["ranks"]) == 0
+    assert server.model()["generation"] == generation
+    for _ in range(2):
+        assert server.http.post("/wake", json={}).raise_for_status().json()["state"] == "succeeded"
+    assert server.model()["state"] == "awake"
+
+
+def test_waking_a_subset_leaves_the_gate_closed_until_nothing_is_parked(server: Server) -> None:
+    """C3, F4."""
+    server.http.post("/sleep", json={}).raise_for_status()
+    server.http.post("/wake", json={"tags": ["weights"]}).raise_for_status()
+    half = server.model()
+    assert (half["state"], half["parked_tags"]) == ("asleep", ["kv_cache"])
+    assert server.chat(QUESTION).status_code == 503
+    server.http.post("/wake", json={"tags": ["kv_cache"]}).raise_for_status()
+    assert server.chat(QUESTION).status_code == 200
+
+
+def test_weights_woken_without_contents_are_not_served(server: Server) -> None:
+    """C9, F27. Last in this file: this version has no weight update, so the model stays undefined."""
+    server.http.post("/sleep", json={"tags": ["weights"], "restore": {"weights": "none"}}).raise_for_status()
+    server.http.post("/wake", json={}).raise_for_status()
+    refused = server.chat(QUESTION)
+    assert refused.status_code == 503
+    assert "contents_undefined" in refused.text

@@ -1,0 +1,142 @@
+"""Sleep and wake on a real GPU, with cuda-python as an independent eye on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from cuda.bindings import driver
+from torpor.native import Device, Ledger, OutOfDeviceMemory
+
+pytestmark = pytest.mark.gpu
+MIB = 1 << 20
+SLACK_BYTES = 8 * MIB  # what the driver itself may move
+
+
+def driver_free_bytes() -> int:
+    error, free, _ = driver.cuMemGetInfo()
+    assert error == driver.CUresult.CUDA_SUCCESS
+    return int(free)
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    torch.zeros(1, device="cuda")  # the primary context, shared by torch, torpor and cuda-python
+    yield Device.cuda(0)
+
+
+def cycle(ledger: Ledger, kind: str, **more: object) -> dict[str, object]:
+    plan = ledger.preflight(kind, f"{kind}-1", **more)
+    assert plan.refusals == []
+    ledger.stage(plan, 30.0)
+    report = ledger.commit()
+    ledger.publish()
+    return report
+
+
+@pytest.mark.parametrize("mode", ["none", "memset", "cpu", "pinned"])
+def test_the_driver_has_the_bytes_back_while_a_region_sleeps(device: Device, mode: str) -> None:
+    """M1, S1 and the restore modes, on 1 GiB."""
+    ledger = Ledger(device)
+    region = ledger.create_region("weights", 1024 * MIB)
+    tensor = torch.from_dlpack(region).view(torch.float32)
+    tensor.copy_(torch.arange(tensor.numel(), device="cuda") % 1021)
+    want = tensor.double().sum().item()
+    torch.cuda.synchronize()
+    before = driver_free_bytes()
+
+    cycle(ledger, "sleep", restore={"weights": mode})
+    assert abs(driver_free_bytes() - before - 1024 * MIB) <= SLACK_BYTES
+    cycle(ledger, "wake")
+
+    assert abs(driver_free_bytes() - before) <= SLACK_BYTES
+    assert tensor.data_ptr() == region.address
+    if mode == "memset":
+        assert not tensor.any()
+    elif mode in ("cpu", "pinned"):
+        assert tensor.double().sum().item() == want
+        assert torch.equal(tensor, (torch.arange(tensor.numel(), device="cuda") % 1021).float())
+
+
+@pytest.mark.parametrize("mode", ["none", "memset", "cpu", "pinned"])
+def test_a_graph_captured_before_sleep_replays_right_after_wake(device: Device, mode: str) -> None:
+    """S1: the graph holds addresses; they are the same, and the data behind them is as promised."""
+    ledger = Ledger(device)
+    weights = torch.from_dlpack(ledger.create_region("weights", 64 * MIB)).view(torch.float32)
+    fill = torch.full_like(weights, 3.0)
+    weights.copy_(fill)
+    x, y = torch.ones_like(weights), torch.zeros_like(weights)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.mul(weights, x, out=y)
+    cycle(ledger, "sleep", restore={"weights": mode})
+    cycle(ledger, "wake")
+    if mode == "none":
+        weights.copy_(fill)
+    y.fill_(-1)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(y, torch.zeros_like(y) if mode == "memset" else fill)
+
+
+def test_a_wake_without_memory_is_refused_ten_times_and_then_succeeds_with_its_contents(
+    device: Device,
+) -> None:
+    """M4, F5: another owner takes the GPU's memory before each wake."""
+    ledger = Ledger(device)
+    region = ledger.create_region("weights", 2048 * MIB)
+    tensor = torch.from_dlpack(region)
+    tensor.random_()
+    want = tensor.to("cpu")
+    torch.cuda.synchronize()
+    cycle(ledger, "sleep")
+    for _ in range(10):
+        free = driver_free_bytes()
+        taken = torch.empty(free - 1024 * MIB, dtype=torch.uint8, device="cuda")
+        plan = ledger.preflight("wake", "w")
+        assert [row["code"] for row in plan.refusals] == ["device_memory"]
+        assert plan.refusals[0]["needed_bytes"] > plan.refusals[0]["free_bytes"]
+        with pytest.raises(OutOfDeviceMemory):
+            ledger.stage(plan, 30.0)
+        del taken
+        torch.cuda.empty_cache()
+        assert abs(driver_free_bytes() - free) <= SLACK_BYTES
+    cycle(ledger, "wake")
+    assert torch.equal(tensor.to("cpu"), want)
+
+
+def test_the_kv_cache_comes_back_byte_for_byte_on_the_gpu(device: Device) -> None:
+    """K3, K4: only live pages are kept, and the same prefix matches again."""
+    ledger = Ledger(device)
+    kv = ledger.create_kv_manager(4, 2, 64, "bfloat16", 32, 256 * MIB, 64 * MIB, seed=7)
+    tokens = list(range(100, 100 + 129))
+    sequence = kv.create_sequence("", tokens)
+    assert sequence.resume() and sequence.resize(len(tokens))
+    slots = torch.from_dlpack(kv.page_view(0, "k")).shape[0]
+    assert slots == kv.slots
+    table = [int(slot) for slot in sequence.page_table if slot >= 0]
+    pages = {}
+    for index, slot in enumerate(table):
+        for layer in range(4):
+            for role in ("k", "v"):
+                page = torch.from_dlpack(kv.page_view(layer, role))[slot]
+                page.normal_()
+                pages[index, layer, role] = page.to("cpu")
+    torch.cuda.synchronize()
+    sequence.commit(tokens)
+    matched = kv.probe("", tokens)
+    assert matched == 128
+
+    sequence.suspend()
+    report = cycle(ledger, "sleep", restore={"kv_cache": "pinned"})
+    assert report["freed_bytes"] == 256 * MIB
+    cycle(ledger, "wake")
+    assert kv.probe("", tokens) == matched
+    assert sequence.resume()
+    for index, slot in enumerate(int(slot) for slot in sequence.page_table if slot >= 0):
+        for layer in range(4):
+            for role in ("k", "v"):
+                now = torch.from_dlpack(kv.page_view(layer, role))[slot]
+                assert torch.equal(now.to("cpu"), pages[index, layer, role])
