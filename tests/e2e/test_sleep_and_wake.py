@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Server
+from e2e.serving import Server
 
 MIB = 1 << 20
 KV_BYTES = 512 * MIB

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from cuda.bindings import driver
+
 from torpor.native import Device, Ledger, OutOfDeviceMemory
 
 pytestmark = pytest.mark.gpu
