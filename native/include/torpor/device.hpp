@@ -77,6 +77,7 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual void unreserve_range(Address base, std::size_t size_bytes) noexcept = 0;
   // Commits memory at once: OutOfDeviceMemory here, never a fault at first touch.
   [[nodiscard]] virtual PhysicalHandle create_physical(std::size_t size_bytes) = 0;
+  // A mapping of it that could not be unmapped before goes along.
   virtual void destroy_physical(PhysicalHandle handle) noexcept = 0;
   virtual void map_range(Address at, PhysicalHandle handle, std::size_t size_bytes) = 0;
   // Can fail (faulty device, lost context): then the mapping is still there.

@@ -1,0 +1,19 @@
+// Ordinary memory of the machine, committed before it is handed out.
+#pragma once
+
+#include <cstddef>
+
+#include "torpor/device.hpp"
+
+namespace torpor {
+
+// What can still be committed without the kernel killing somebody: MemAvailable, and what the cgroups of this
+// process (version 1 or 2, up to the root) leave.
+[[nodiscard]] std::size_t available_host_bytes();
+
+// Anonymous memory on huge pages, not inherited by a fork, touched by several threads when it is large.
+// OutOfHostMemory when there is not enough.
+[[nodiscard]] Address allocate_host_pages(std::size_t size_bytes);
+void free_host_pages(Address base, std::size_t size_bytes) noexcept;
+
+}  // namespace torpor
