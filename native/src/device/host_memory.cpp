@@ -25,7 +25,7 @@ constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 // Left to everybody else, so that an allocation that just fits does not push the machine over.
 constexpr std::size_t reserve_bytes = std::size_t{128} << 20;
 constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
-constexpr std::size_t bytes_per_toucher = std::size_t{256} << 20;
+constexpr std::size_t bytes_per_toucher = std::size_t{32} << 20;
 
 // The number behind `key` in a file of "key value" lines, 0 when it is not there.
 std::size_t value_of(const std::string& path, const std::string& key) {

@@ -1,0 +1,130 @@
+// Ledger: all regions and KV managers of one rank, under one transaction at a time.
+//
+//   preflight → stage → commit → publish, or abort at any time before commit
+//
+// Everything that can fail happens in stage, where it can still be undone; the undo is a stack of objects.
+// Thread- safe: one step runs at a time, and status() and stop() never wait for it.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "torpor/host_pool.hpp"
+#include "torpor/participant.hpp"
+#include "torpor/plan.hpp"
+#include "torpor/region.hpp"
+
+namespace torpor {
+
+enum class LedgerPhase : std::uint8_t { idle, staged, committing, committed };
+[[nodiscard]] const char* to_string(LedgerPhase phase) noexcept;
+
+struct StageReport {
+  double seconds = 0;
+  std::size_t moved_bytes = 0;
+  std::string digest;  // of what was really staged: a drain may have changed it since preflight
+};
+
+struct CommitReport {
+  std::size_t freed_bytes = 0;   // given back to the driver since the commit began
+  std::size_t device_bytes = 0;  // taken from the driver by a wake
+  double seconds = 0;            // of all calls of commit together
+};
+
+struct LedgerStatus {
+  LedgerPhase phase = LedgerPhase::idle;
+  std::string operation;  // staged, or last one
+  std::optional<Action> kind;
+  bool mutated = false;  // the first irreversible call was begun, and publish has not come
+  std::vector<std::string> parked_tags;
+};
+
+// Something outside that remembers addresses or slots. It stays registered until close(), also when the
+// object is forgotten: losing a handle must not allow a sleep.
+class Registration final {
+ public:
+  Registration(std::shared_ptr<class Externals> externals, std::uint64_t id);
+  void close() noexcept;
+
+ private:
+  std::shared_ptr<Externals> externals_;
+  std::uint64_t id_;
+};
+
+class Ledger final {
+ public:
+  // host_pool_bytes bounds the host memory kept between cycles (M8).
+  Ledger(std::shared_ptr<Device> device, std::size_t host_pool_bytes);
+  Ledger(const Ledger&) = delete;
+  Ledger& operator=(const Ledger&) = delete;
+  Ledger(Ledger&&) = delete;
+  Ledger& operator=(Ledger&&) = delete;
+  ~Ledger();
+
+  [[nodiscard]] const std::shared_ptr<Device>& device() const noexcept { return device_; }
+  [[nodiscard]] const std::shared_ptr<HostPool>& host_pool() const noexcept { return host_pool_; }
+  [[nodiscard]] std::vector<std::string> tags() const;         // sorted, without repeats
+  [[nodiscard]] std::vector<std::string> parked_tags() const;  // of which anything is parked
+
+  // Both: Misuse while an operation is staged, and for a second participant of the same tag and name.
+  std::shared_ptr<Region> create_region(RegionSpec spec);
+  void add(std::shared_ptr<Participant> participant);
+  // Waits for the end of a running operation, for half a minute at most (K10).
+  [[nodiscard]] std::shared_ptr<Registration> register_external(const std::string& name,
+                                                                const std::string& tag, bool moves_kv);
+
+  // No mutation. Refuses with "conflict" while another operation is under way.
+  [[nodiscard]] Plan preflight(Request request);
+  // Plans again first: what has become impossible since is thrown. On a throw everything is as before.
+  StageReport stage(const Plan& plan, std::chrono::duration<double> timeout);
+  // Idempotent; after a throw call it again to go on.
+  CommitReport commit();
+  void publish();
+  void abort();
+  void stop() noexcept;
+
+  [[nodiscard]] LedgerStatus status() const;
+  // By participant, as of the last finished step when one is running.
+  [[nodiscard]] std::vector<Usage> memory() const;
+
+ private:
+  struct Entry {
+    std::shared_ptr<Participant> participant;
+    Item item;
+    bool done = false;
+  };
+
+  void must_be_idle(const char* what) const;
+  void insert(std::shared_ptr<Participant> participant);
+  void remember() const;  // takes the snapshot that readers get while a step runs
+  void set_phase(LedgerPhase phase);
+  [[nodiscard]] Plan make_plan(Request request) const;
+  [[nodiscard]] std::vector<std::shared_ptr<Participant>> chosen(const Request& request, Plan& plan) const;
+  void refuse_without_room(Plan& plan) const;
+  void commit_entries();
+
+  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<HostPool> host_pool_;
+  const std::shared_ptr<Externals> externals_;
+  StopFlag stop_{false};
+
+  mutable std::mutex work_;                                 // held for a whole step
+  std::vector<std::shared_ptr<Participant>> participants_;  // in the order of (tag, name)
+  std::vector<Entry> entries_;                              // of the transaction that is under way
+  UndoStack undo_;
+  CommitReport report_;
+  std::size_t device_bytes_before_ = 0;
+
+  mutable std::mutex state_;  // held for moments only
+  mutable std::condition_variable idle_again_;
+  LedgerStatus status_;
+  mutable std::vector<std::string> tags_;
+  mutable std::vector<std::string> parked_tags_;
+  mutable std::vector<Usage> memory_;
+};
+
+}  // namespace torpor

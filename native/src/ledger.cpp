@@ -1,0 +1,289 @@
+// The transaction over all participants.
+#include "torpor/ledger.hpp"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "externals.hpp"
+#include "torpor/errors.hpp"
+
+namespace torpor {
+
+namespace {
+
+constexpr std::array<const char*, 4> phase_names{"idle", "staged", "committing", "committed"};
+constexpr std::chrono::seconds registration_patience{30};
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+std::size_t device_bytes(const std::vector<std::shared_ptr<Participant>>& participants) {
+  std::size_t total = 0;
+  for (const auto& one : participants) total += one->usage().device_bytes;
+  return total;
+}
+
+// The first refusal, as the exception that says the same.
+[[noreturn]] void raise(const Refusal& refusal) {
+  if (refusal.code == "device_memory") {
+    throw OutOfDeviceMemory(refusal.reason, refusal.needed_bytes, refusal.free_bytes);
+  }
+  if (refusal.code == "host_memory") {
+    throw OutOfHostMemory(refusal.reason, refusal.needed_bytes, refusal.free_bytes);
+  }
+  throw Misuse(refusal.reason);
+}
+
+}  // namespace
+
+const char* to_string(LedgerPhase phase) noexcept {
+  return phase_names[static_cast<std::size_t>(phase)];
+}
+
+Registration::Registration(std::shared_ptr<Externals> externals, std::uint64_t id)
+    : externals_(std::move(externals)), id_(id) {}
+
+void Registration::close() noexcept {
+  externals_->remove(id_);
+}
+
+Ledger::Ledger(std::shared_ptr<Device> device, std::size_t host_pool_bytes)
+    : device_(std::move(device)),
+      host_pool_(std::make_shared<HostPool>(device_, host_pool_bytes)),
+      externals_(std::make_shared<Externals>()) {}
+
+Ledger::~Ledger() = default;
+
+std::vector<std::string> Ledger::tags() const {
+  const std::lock_guard<std::mutex> guard(state_);
+  return tags_;
+}
+
+std::vector<std::string> Ledger::parked_tags() const {
+  const std::lock_guard<std::mutex> guard(state_);
+  return parked_tags_;
+}
+
+void Ledger::must_be_idle(const char* what) const {
+  const LedgerStatus now = status();
+  if (now.phase == LedgerPhase::idle) return;
+  throw Misuse(std::string(what) + ": operation '" + now.operation + "' is " + to_string(now.phase) +
+               "; finish it (commit, publish) or abort it first");
+}
+
+std::shared_ptr<Region> Ledger::create_region(RegionSpec spec) {
+  const std::lock_guard<std::mutex> working(work_);
+  must_be_idle("create_region");
+  auto region = std::make_shared<Region>(device_, host_pool_, std::move(spec));
+  insert(region);
+  return region;
+}
+
+void Ledger::add(std::shared_ptr<Participant> participant) {
+  const std::lock_guard<std::mutex> working(work_);
+  must_be_idle("add");
+  insert(std::move(participant));
+}
+
+void Ledger::insert(std::shared_ptr<Participant> participant) {
+  const auto before = [](const auto& one, const auto& other) {
+    return std::pair(one->tag(), one->name()) < std::pair(other->tag(), other->name());
+  };
+  const auto place = std::lower_bound(participants_.begin(), participants_.end(), participant, before);
+  if (place != participants_.end() && !before(participant, *place)) {
+    throw Misuse("tag '" + participant->tag() + "' has a '" + participant->name() +
+                 "' already; give it a name of its own");
+  }
+  participants_.insert(place, std::move(participant));
+  remember();
+}
+
+std::shared_ptr<Registration> Ledger::register_external(const std::string& name, const std::string& tag,
+                                                        bool moves_kv) {
+  const Deadline deadline = Clock::now() + registration_patience;
+  for (;;) {
+    {
+      // Under work_: an operation that begins from here on sees the entry in its plan.
+      const std::lock_guard<std::mutex> working(work_);
+      if (status().phase == LedgerPhase::idle) {
+        return std::make_shared<Registration>(externals_, externals_->add(name, tag, moves_kv));
+      }
+    }
+    std::unique_lock<std::mutex> waiting(state_);
+    const bool idle =
+        idle_again_.wait_until(waiting, deadline, [this] { return status_.phase == LedgerPhase::idle; });
+    if (!idle) {
+      throw Misuse("cannot register '" + name + "': operation '" + status_.operation +
+                   "' is still under way; try again when it has ended");
+    }
+  }
+}
+
+Plan Ledger::preflight(Request request) {
+  const std::unique_lock<std::mutex> working(work_, std::try_to_lock);
+  const LedgerStatus now = status();
+  if (working.owns_lock() && now.phase == LedgerPhase::idle) return make_plan(std::move(request));
+  Plan plan;
+  plan.refusals.push_back({.code = "conflict",
+                           .tag = "",
+                           .reason = "operation '" + now.operation + "' is under way; wait for its end"});
+  plan.request = std::move(request);
+  return plan;
+}
+
+StageReport Ledger::stage(const Plan& plan, std::chrono::duration<double> timeout) {
+  const Clock::time_point start = Clock::now();
+  const std::lock_guard<std::mutex> working(work_);
+  must_be_idle("stage");
+  if (!plan.refusals.empty()) raise(plan.refusals.front());
+  stop_.store(false);
+  const Plan fresh = make_plan(plan.request);
+  if (!fresh.refusals.empty()) raise(fresh.refusals.front());
+  StageContext context{.device = device_,
+                       .host_pool = host_pool_.get(),
+                       .deadline = start + std::chrono::duration_cast<Clock::duration>(timeout),
+                       .stop = &stop_};
+  {
+    const std::lock_guard<std::mutex> guard(state_);
+    status_.operation = fresh.request.operation;
+    status_.kind = fresh.request.kind;
+  }
+  try {
+    device_->quiesce(context.deadline);  // nothing may run on what will be copied or unmapped (M5)
+    Plan ignored;
+    const auto those = chosen(fresh.request, ignored);
+    for (std::size_t i = 0; i < those.size(); ++i) {
+      if (fresh.items[i].noop) continue;
+      if (stop_.load()) throw Stopped("stage of '" + fresh.request.operation + "' was stopped");
+      if (Clock::now() > context.deadline) throw DeviceBusy("stage did not end within its deadline");
+      entries_.push_back({those[i], fresh.items[i]});
+      Entry& entry = entries_.back();
+      if (entry.item.action == Action::sleep) {
+        entry.participant->stage_sleep(entry.item, undo_, context);
+      } else {
+        entry.participant->stage_wake(entry.item, undo_, context);
+      }
+    }
+  } catch (...) {
+    undo_.unwind();
+    entries_.clear();
+    remember();
+    throw;
+  }
+  set_phase(LedgerPhase::staged);
+  return {.seconds = seconds_since(start), .moved_bytes = context.moved_bytes, .digest = fresh.digest};
+}
+
+CommitReport Ledger::commit() {
+  const Clock::time_point start = Clock::now();
+  const std::lock_guard<std::mutex> working(work_);
+  const LedgerPhase phase = status().phase;
+  if (phase == LedgerPhase::committed) return report_;
+  if (phase == LedgerPhase::idle) throw Misuse("commit: nothing is staged; stage a plan first");
+  if (phase == LedgerPhase::staged) {
+    report_ = {};
+    device_bytes_before_ = device_bytes(participants_);
+    {
+      const std::lock_guard<std::mutex> guard(state_);
+      status_.mutated = true;  // before the first call that cannot be taken back
+    }
+    set_phase(LedgerPhase::committing);
+    undo_.dismiss();
+  }
+  try {
+    commit_entries();
+  } catch (...) {
+    report_.seconds += seconds_since(start);
+    remember();
+    throw;
+  }
+  report_.seconds += seconds_since(start);
+  set_phase(LedgerPhase::committed);
+  return report_;
+}
+
+void Ledger::commit_entries() {
+  for (Entry& entry : entries_) {
+    if (entry.done) continue;
+    if (entry.item.action == Action::sleep) {
+      entry.participant->commit_sleep();
+    } else {
+      entry.participant->commit_wake();
+      report_.device_bytes += entry.item.device_bytes;
+    }
+    entry.done = true;
+  }
+  const std::size_t now_bytes = device_bytes(participants_);
+  report_.freed_bytes = device_bytes_before_ - std::min(device_bytes_before_, now_bytes);
+}
+
+void Ledger::publish() {
+  const std::lock_guard<std::mutex> working(work_);
+  const LedgerPhase phase = status().phase;
+  if (phase == LedgerPhase::idle) return;
+  if (phase != LedgerPhase::committed) throw Misuse("publish: commit the staged operation first");
+  for (Entry& entry : entries_) entry.participant->publish();
+  entries_.clear();
+  set_phase(LedgerPhase::idle);
+}
+
+void Ledger::abort() {
+  const std::lock_guard<std::mutex> working(work_);
+  const LedgerStatus now = status();
+  if (now.phase == LedgerPhase::idle) return;
+  if (now.phase != LedgerPhase::staged) {
+    throw Misuse("abort: the commit of '" + now.operation +
+                 "' has begun and only goes forward; commit again");
+  }
+  undo_.unwind();
+  entries_.clear();
+  set_phase(LedgerPhase::idle);
+}
+
+void Ledger::stop() noexcept {
+  stop_.store(true);
+}
+
+LedgerStatus Ledger::status() const {
+  const std::lock_guard<std::mutex> guard(state_);
+  LedgerStatus now = status_;
+  now.parked_tags = parked_tags_;
+  return now;
+}
+
+std::vector<Usage> Ledger::memory() const {
+  const std::unique_lock<std::mutex> working(work_, std::try_to_lock);
+  if (working.owns_lock()) remember();
+  const std::lock_guard<std::mutex> guard(state_);
+  return memory_;
+}
+
+void Ledger::set_phase(LedgerPhase phase) {
+  remember();
+  {
+    const std::lock_guard<std::mutex> guard(state_);
+    status_.phase = phase;
+    if (phase == LedgerPhase::idle) status_.mutated = false;
+  }
+  if (phase == LedgerPhase::idle) idle_again_.notify_all();
+}
+
+void Ledger::remember() const {
+  std::vector<Usage> memory;
+  std::vector<std::string> tags;
+  std::vector<std::string> parked;
+  for (const auto& one : participants_) {
+    memory.push_back(one->usage());
+    if (tags.empty() || tags.back() != one->tag()) tags.push_back(one->tag());
+    const bool news = parked.empty() || parked.back() != one->tag();
+    if (one->parked() && news) parked.push_back(one->tag());
+  }
+  const std::lock_guard<std::mutex> guard(state_);
+  memory_ = std::move(memory);
+  tags_ = std::move(tags);
+  parked_tags_ = std::move(parked);
+}
+
+}  // namespace torpor

@@ -1,0 +1,153 @@
+// Preflight: what an operation will do, and what forbids it. Reads only.
+#include "torpor/plan.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <set>
+
+#include "device/host_memory.hpp"
+#include "externals.hpp"
+#include "text.hpp"
+#include "torpor/errors.hpp"
+#include "torpor/ledger.hpp"
+
+namespace torpor {
+
+namespace {
+
+// FNV-1a, twice from different starts: enough to tell ranks that disagree apart; no defence against malice
+// needed.
+class Digest final {
+ public:
+  void add(const std::string& word) {
+    for (const char letter : word) mix(static_cast<unsigned char>(letter));
+    mix(0x100);  // no letter: "ab"+"c" is not "a"+"bc"
+  }
+  [[nodiscard]] std::string hex() const {
+    std::array<char, 33> text{};
+    std::snprintf(text.data(), text.size(), "%016llx%016llx", static_cast<unsigned long long>(first_),
+                  static_cast<unsigned long long>(second_));
+    return text.data();
+  }
+
+ private:
+  void mix(std::uint64_t value) noexcept {
+    first_ = (first_ ^ value) * prime;
+    second_ = (second_ ^ (value + 0x9E3779B9U)) * prime;
+  }
+  static constexpr std::uint64_t prime = 0x100000001B3;
+  std::uint64_t first_ = 0xCBF29CE484222325;
+  std::uint64_t second_ = 0x84222325CBF29CE4;
+};
+
+std::string digest_of(const Plan& plan) {
+  Digest digest;
+  digest.add(to_string(plan.request.kind));
+  for (const Item& item : plan.items) {
+    for (const std::string& word : {item.tag, item.name, std::string(item.noop ? "noop" : "act"),
+                                    std::string(to_string(item.mode)), item.digest}) {
+      digest.add(word);
+    }
+  }
+  return digest.hex();
+}
+
+std::string join(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
+  return text.empty() ? "none" : text;
+}
+
+}  // namespace
+
+const char* to_string(Action action) noexcept {
+  return action == Action::sleep ? "sleep" : "wake";
+}
+
+Action parse_action(const std::string& text) {
+  if (text == "sleep") return Action::sleep;
+  if (text == "wake") return Action::wake;
+  throw Misuse("unknown kind of operation '" + text + "'; choose sleep or wake");
+}
+
+std::vector<std::shared_ptr<Participant>> Ledger::chosen(const Request& request, Plan& plan) const {
+  std::set<std::string> known;
+  for (const auto& one : participants_) known.insert(one->tag());
+  std::set<std::string> asked = known;
+  if (request.tags) asked = {request.tags->begin(), request.tags->end()};
+  std::set<std::string> named = asked;
+  for (const auto& [tag, mode] : request.restore) named.insert(tag);
+  for (const std::string& tag : named) {
+    if (known.contains(tag)) continue;
+    plan.refusals.push_back({.code = "unknown_tag",
+                             .tag = tag,
+                             .reason = "there is no tag '" + tag +
+                                       "'; the tags here are: " + join({known.begin(), known.end()})});
+  }
+  std::vector<std::shared_ptr<Participant>> those;
+  for (const auto& one : participants_) {
+    if (asked.contains(one->tag())) those.push_back(one);
+  }
+  return those;
+}
+
+Plan Ledger::make_plan(Request request) const {
+  Plan plan;
+  std::set<std::string> tags_to_move;
+  for (const auto& one : chosen(request, plan)) {
+    const auto asked = request.restore.find(one->tag());
+    const RestoreMode mode = asked == request.restore.end() ? one->default_mode() : asked->second;
+    Item item = request.kind == Action::sleep ? one->plan_sleep(mode) : one->plan_wake();
+    if (!item.noop && !one->parked()) tags_to_move.insert(item.tag);
+    plan.refusals.insert(plan.refusals.end(), item.refusals.begin(), item.refusals.end());
+    plan.free_bytes += item.free_bytes;
+    plan.device_bytes += item.device_bytes;
+    plan.keep_bytes += item.keep_bytes;
+    plan.host_bytes += item.host_bytes;
+    plan.items.push_back(std::move(item));
+  }
+  for (const std::string& tag : tags_to_move) {
+    const std::vector<std::string> names = externals_->blocking(tag);
+    if (names.empty()) continue;
+    plan.refusals.push_back({.code = "external_registration",
+                             .tag = tag,
+                             .reason = "memory of '" + tag + "' is registered with " + join(names) +
+                                       ", which cannot follow a remap; close the registration, or leave '" +
+                                       tag + "' out of the sleep"});
+  }
+  plan.request = std::move(request);
+  plan.host_bytes -= std::min(plan.host_bytes, host_pool_->idle_bytes());
+  refuse_without_room(plan);
+  plan.digest = digest_of(plan);
+  return plan;
+}
+
+void Ledger::refuse_without_room(Plan& plan) const {
+  if (plan.device_bytes > 0) {
+    const std::size_t free_bytes = device_->memory_info().free_bytes;
+    if (plan.device_bytes > free_bytes) {
+      plan.refusals.push_back({.code = "device_memory",
+                               .tag = "",
+                               .reason = "needed " + bytes_text(plan.device_bytes) + ", free " +
+                                         bytes_text(free_bytes) + " on " + device_text(*device_) +
+                                         "; put another model on it to sleep, or wake fewer tags",
+                               .needed_bytes = plan.device_bytes,
+                               .free_bytes = free_bytes});
+    }
+  }
+  if (plan.host_bytes > 0) {
+    const std::size_t free_bytes = available_host_bytes();
+    if (plan.host_bytes > free_bytes) {
+      plan.refusals.push_back({.code = "host_memory",
+                               .tag = "",
+                               .reason = "needed " + bytes_text(plan.host_bytes) + " of host memory, free " +
+                                         bytes_text(free_bytes) +
+                                         "; free host memory, or choose restore mode none for a large tag",
+                               .needed_bytes = plan.host_bytes,
+                               .free_bytes = free_bytes});
+    }
+  }
+}
+
+}  // namespace torpor

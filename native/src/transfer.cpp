@@ -1,0 +1,51 @@
+#include "torpor/transfer.hpp"
+
+#include <algorithm>
+#include <vector>
+
+namespace torpor {
+
+namespace {
+constexpr std::chrono::seconds drain_limit{30};
+}  // namespace
+
+std::size_t transfer(Device& device, std::span<const Copy> copies, StreamId stream, Deadline deadline,
+                     const StopFlag* stop) {
+  std::vector<Copy> window;
+  std::size_t window_bytes = 0;
+  std::size_t moved_bytes = 0;
+  const auto run_window = [&] {
+    if (window.empty()) return;
+    device.copy(window, stream);
+    device.wait(stream, deadline, stop);
+    moved_bytes += window_bytes;
+    window.clear();
+    window_bytes = 0;
+  };
+  try {
+    for (Copy rest : copies) {
+      while (rest.size_bytes > 0) {
+        const std::size_t part_bytes = std::min(rest.size_bytes, transfer_window_bytes - window_bytes);
+        window.push_back({rest.destination, rest.source, part_bytes});
+        window_bytes += part_bytes;
+        rest = {rest.destination + part_bytes, rest.source + part_bytes, rest.size_bytes - part_bytes};
+        if (window_bytes == transfer_window_bytes) run_window();
+      }
+    }
+    run_window();
+  } catch (...) {
+    drain(device, stream);
+    throw;
+  }
+  return moved_bytes;
+}
+
+void drain(Device& device, StreamId stream) noexcept {
+  try {
+    device.wait(stream, Clock::now() + drain_limit, nullptr);
+  } catch (...) {
+    // A device that cannot even be waited for is lost; the caller's own error says so.
+  }
+}
+
+}  // namespace torpor
