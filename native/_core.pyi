@@ -58,6 +58,8 @@ class Region:
     def size_bytes(self) -> int: ...
     @property
     def parked(self) -> bool: ...
+    def contents_changed(self) -> None:
+        """An immutable region was written to: the next sleep saves it anew. Misuse while parked."""
     def __dlpack__(self, **kwargs: Any) -> Any:
         """uint8, shape (size_bytes,), on the region's device. The memory outlives the Region object."""
     def __dlpack_device__(self) -> tuple[int, int]: ...
@@ -135,7 +137,7 @@ class Ledger:
     ) -> KvManager:
         """A paged KV pool of at most gpu_bytes. dtype: float32, float16, bfloat16. seed: random slot order (tests)."""
     def register_external(self, name: str, tag: str = "kv_cache", moves_kv: bool = True) -> Registration:
-        """While registered (and moves_kv) sleep of the tag is refused by name (K10)."""
+        """Until `close` (and if moves_kv) sleep of the tag is refused by name (K10). Waits for a running operation."""
     def preflight(
         self,
         kind: str,
@@ -148,7 +150,11 @@ class Ledger:
     ) -> Plan:
         """No mutation. tags None = all. Tags that the ledger lacks give a refusal, code "unknown_tag"."""
     def stage(self, plan: Plan, timeout_s: float) -> dict[str, Any]:
-        """All that can fail or take long; {seconds, moved_bytes}. On a throw everything is as before."""
+        """All that can fail or take long; {seconds, moved_bytes, digest}. On a throw everything is as before.
+
+        It plans again first, so that the digest is that of the moment, after a drain; what has become impossible
+        since preflight is raised.
+        """
     def commit(self) -> dict[str, Any]:
         """{freed_bytes, device_bytes, seconds}. Idempotent; after a throw call again to go on."""
     def publish(self) -> None:

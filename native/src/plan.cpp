@@ -71,6 +71,12 @@ Action parse_action(const std::string& text) {
   throw Misuse("unknown kind of operation '" + text + "'; choose sleep or wake");
 }
 
+Overflow parse_overflow(const std::string& text) {
+  if (text == "reject") return Overflow::reject;
+  if (text == "evict") return Overflow::evict;
+  throw Misuse("unknown overflow '" + text + "'; choose reject or evict");
+}
+
 std::vector<std::shared_ptr<Participant>> Ledger::chosen(const Request& request, Plan& plan) const {
   std::set<std::string> known;
   for (const auto& one : participants_) known.insert(one->tag());
@@ -94,6 +100,14 @@ std::vector<std::shared_ptr<Participant>> Ledger::chosen(const Request& request,
 
 Plan Ledger::make_plan(Request request) const {
   Plan plan;
+  if (request.verify) {
+    plan.refusals.push_back(
+        {.code = "refused", .tag = "", .reason = "verify is not supported yet; leave it off"});
+  }
+  if (request.overflow == Overflow::evict) {
+    plan.refusals.push_back(
+        {.code = "refused", .tag = "", .reason = "overflow 'evict' is not supported yet; use 'reject'"});
+  }
   std::set<std::string> tags_to_move;
   for (const auto& one : chosen(request, plan)) {
     const auto asked = request.restore.find(one->tag());

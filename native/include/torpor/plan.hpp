@@ -11,11 +11,15 @@
 
 namespace torpor {
 
+enum class Overflow : std::uint8_t { reject, evict };
+
 struct Request {
   Action kind = Action::sleep;
   std::string operation;
   std::optional<std::vector<std::string>> tags;  // none: all
   std::map<std::string, RestoreMode> restore;    // by tag; missing: the participant's default. Sleeps only
+  bool verify = false;                           // refused: no checksums yet
+  Overflow overflow = Overflow::reject;          // evict is refused: nothing here chooses what to drop yet
 };
 
 struct Plan {
@@ -32,5 +36,7 @@ struct Plan {
 [[nodiscard]] const char* to_string(Action action) noexcept;
 // Throws Misuse for anything but "sleep" and "wake".
 [[nodiscard]] Action parse_action(const std::string& text);
+// Throws Misuse for anything but "reject" and "evict".
+[[nodiscard]] Overflow parse_overflow(const std::string& text);
 
 }  // namespace torpor
