@@ -1,0 +1,74 @@
+"""What becomes of a request that a model does not admit. This version has one policy, reject: 503 with Retry-After."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torpor.actors.config import ClusterConfig
+from torpor.actors.messages import GateReason
+from torpor.actors.ports import GateClosed, InvalidRequest, QueueFull
+from torpor.service.problems import Code, Problem
+
+
+class AdmissionCounter(Protocol):
+    def __call__(self, model: str, result: str, reason: str) -> None: ...
+
+
+def _count_nothing(model: str, result: str, reason: str) -> None:
+    return None
+
+
+# What ends the wait, as far as a person can do something about it.
+_HINTS: Mapping[str, str] = {
+    GateReason.ASLEEP: "Wake it with POST /models/{model}/wake.",
+    GateReason.CONTENTS_UNDEFINED: "Its weights woke without contents; restart the service to load them again.",
+    GateReason.FAILED: "It does not come back by itself; look at GET /models/{model} and restart the service.",
+    GateReason.IN_DOUBT: "A rank waits for the coordinator's decision; look at GET /models/{model}.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Turns a model's refusal into a Problem, and counts."""
+
+    retry_after_s: Mapping[str, int] = field(default_factory=dict)
+    default_retry_after_s: int = 5
+    count: AdmissionCounter = _count_nothing
+
+    def admitted(self, model: str) -> None:
+        self.count(model, "admitted", "")
+
+    def closed(self, model: str, refusal: GateClosed) -> Problem:
+        reason = str(refusal.reason)
+        self.count(model, "rejected", reason)
+        hint = _HINTS.get(reason, "Repeat after the time in Retry-After.").replace("{model}", model)
+        return Problem(
+            503,
+            Code.GATE_CLOSED,
+            f"{model!r} admits no requests: {reason}.",
+            hint=hint,
+            headers={"Retry-After": str(self.retry_after_s.get(model, self.default_retry_after_s))},
+            reason=reason,
+            model=model,
+        )
+
+    def full(self, model: str, refusal: QueueFull) -> Problem:
+        self.count(model, "rejected", "full")
+        headers = {"Retry-After": str(self.retry_after_s.get(model, self.default_retry_after_s))}
+        detail = f"{model!r} has its waiting list full: {refusal}" if str(refusal) else f"{model!r} is full."
+        return Problem(
+            429, Code.QUEUE_FULL, detail, hint="Repeat after the time in Retry-After.", headers=headers
+        )
+
+    def invalid(self, model: str, refusal: InvalidRequest) -> Problem:
+        self.count(model, "invalid", "")
+        return Problem(400, Code.INVALID_REQUEST, str(refusal) or "The model cannot serve this request.")
+
+
+def admission_from(config: ClusterConfig, count: AdmissionCounter) -> Admission:
+    return Admission({model.name: model.gate.retry_after_s for model in config.models}, count=count)
+
+
+AdmissionFactory = Callable[[AdmissionCounter], Admission]

@@ -1,0 +1,132 @@
+"""The factory of the HTTP application. It holds no truth: state lives with the coordinator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from structlog.typing import FilteringBoundLogger
+
+from torpor.actors.ports import Control, Inference
+from torpor.service.admission import Admission, AdmissionCounter
+from torpor.service.context import Context
+from torpor.service.docs import problem_response
+from torpor.service.logs import RequestLog
+from torpor.service.metrics import Metrics
+from torpor.service.problems import Code, Problem
+from torpor.service.routes import health, memory, native, openai
+from torpor.service.sse import ClientGone
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+def service_version() -> str:
+    try:
+        return version("torpor")
+    except PackageNotFoundError:  # run from the sources
+        return "0.1.0+source"
+
+
+def create_app(
+    control: Control,
+    inference: Inference,
+    *,
+    logger: FilteringBoundLogger,
+    admission: Callable[[AdmissionCounter], Admission] = lambda count: Admission(count=count),
+    lifespan: Lifespan | None = None,
+    clock: Callable[[], float] = time.time,
+) -> FastAPI:
+    """The whole surface over a coordinator and leader ranks. `lifespan` is entered before the first request."""
+    metrics = Metrics()
+    context = Context(control, inference, admission(metrics.count_admission), metrics, clock)
+
+    @asynccontextmanager
+    async def whole_life(app: FastAPI) -> AsyncIterator[None]:
+        async with (lifespan or _nothing)(app):
+            yield
+
+    app = FastAPI(
+        title="Torpor",
+        version=service_version(),
+        description="Sleep and wake for the memory of LLM inference.",
+        lifespan=whole_life,
+        responses={"default": problem_response()},
+    )
+    app.state.context = context
+    app.state.started_at = clock()
+    app.state.logger = logger
+    for surface in (native, memory, openai, health):
+        app.include_router(surface.router)
+    _answer_errors(app)
+    app.add_middleware(RequestLog, logger=logger)
+    return app
+
+
+@asynccontextmanager
+async def _nothing(app: FastAPI) -> AsyncIterator[None]:
+    yield
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """Every error is a problem document, also those of the framework."""
+
+    def problem(request: Request, error: Problem) -> Response:
+        fields = request.scope.get("state", {}).get("log_fields", {})
+        fields["code"] = error.code
+        if "operation_id" in error.fields:
+            fields["operation_id"] = error.fields["operation_id"]
+        return error.response(request.url.path)
+
+    async def on_problem(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Problem)
+        return problem(request, error)
+
+    async def on_validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        fault = error.errors()[0]
+        where = ".".join(str(part) for part in fault["loc"])
+        wrong = Problem(
+            422, Code.INVALID_FIELD, f"{where}: {fault['msg']}", hint=f"Correct `{fault['loc'][-1]}`."
+        )
+        return problem(request, wrong)
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        code = Code.METHOD_NOT_ALLOWED if error.status_code == 405 else Code.NO_SUCH_PATH
+        detail = f"{request.method} {request.url.path}: {error.detail}."
+        return problem(
+            request,
+            Problem(
+                error.status_code, code, detail, hint="See /docs for what there is.", headers=error.headers
+            ),
+        )
+
+    async def on_gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # nobody reads it; the log shows it
+
+    async def on_any(request: Request, error: Exception) -> Response:
+        app.state.logger.error("unexpected error", path=request.url.path, exc_info=error)
+        return problem(request, _unexpected(error))
+
+    handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+        Problem: on_problem,
+        RequestValidationError: on_validation,
+        HTTPException: on_http,
+        ClientGone: on_gone,
+        Exception: on_any,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
+
+
+def _unexpected(error: Exception) -> Problem:
+    detail = f"{type(error).__name__}: {error}"
+    return Problem(
+        500, Code.INTERNAL, detail, hint="It is logged; repeat the request, and report it if it stays."
+    )

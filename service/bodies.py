@@ -1,0 +1,195 @@
+"""Request bodies of the native surface: read, checked, and turned into an OperationRequest."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+
+from torpor.actors.messages import (
+    DrainMode,
+    DrainSpec,
+    Kind,
+    OnConflict,
+    OperationRequest,
+    RejectCode,
+    RestoreMode,
+)
+from torpor.service.problems import Code, Problem
+
+MODES = [mode.value for mode in RestoreMode]
+DRAIN_MODES = [mode.value for mode in DrainMode]
+# Fields and values of later versions: refused by name, with other words than a misspelt one.
+LATER_FIELDS = frozenset({"wake_on_request", "lease_s", "on_expiry", "freeze_timeout_s"})
+LATER_VALUES = frozenset({"disk", "freeze", "if_idle"})
+
+Seconds = Annotated[float, Field(gt=0, le=86400)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class DrainBody(_Body):
+    mode: Literal["finish", "abort"] = "finish"
+    timeout_s: Seconds | None = None
+
+
+class WakeBody(_Body):
+    model: str | None = None
+    models: list[str] | Literal["*"] | None = None
+    tags: list[str] | None = None
+    verify: bool = False
+    dry_run: bool = False
+    on_conflict: Literal["reject", "wait"] = "reject"
+    timeout_s: Seconds | None = None
+
+
+class SleepBody(WakeBody):
+    restore: dict[str, Literal["none", "memset", "cpu", "pinned"]] = Field(default_factory=dict)
+    drain: DrainBody = Field(default_factory=DrainBody)
+    overflow: Literal["reject", "evict"] = "reject"
+
+
+class MemoryBody(BaseModel):
+    """The drop-in memory calls: unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    model: str | None = None
+    tags: list[str] | None = None
+
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
+
+
+async def read_json(request: Request) -> dict[str, Any] | None:
+    """The body as an object, None when it is empty. The content type is not looked at."""
+    raw = await request.body()
+    if not raw.strip():
+        return None
+    try:
+        tree = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise Problem(
+            400, Code.MALFORMED_JSON, f"The body is not valid JSON: {error}", hint="Send a JSON object."
+        ) from None
+    if not isinstance(tree, dict):
+        raise Problem(400, Code.MALFORMED_JSON, "The body is JSON, but no object.", hint='Send {"…": …}.')
+    return tree
+
+
+def parse(shape: type[BodyT], tree: dict[str, Any] | None) -> BodyT:
+    """`tree` as a body. Raises a Problem that names the field and what is known."""
+    tree = tree or {}
+    if tree.get("tags") == []:
+        raise Problem(
+            400, Code.EMPTY_TAGS, "`tags` is empty.", hint="Leave `tags` out for every tag, or name some."
+        )
+    try:
+        return shape.model_validate(tree)
+    except ValidationError as error:
+        raise _problem(shape, error) from None
+
+
+def _problem(shape: type[BaseModel], error: ValidationError) -> Problem:
+    faults = error.errors()
+    unknown = [fault["loc"] for fault in faults if fault["type"] == "extra_forbidden"]
+    later = [loc for loc in unknown if str(loc[-1]) in LATER_FIELDS]
+    if later:
+        names = ", ".join(_dotted(loc) for loc in later)
+        return Problem(
+            422, Code.NOT_AVAILABLE, f"Not available yet in this version: {names}", hint="Leave it out."
+        )
+    if unknown:
+        names = ", ".join(_dotted(loc) for loc in unknown)
+        known = sorted((DrainBody if unknown[0][0] == "drain" else shape).model_fields)
+        hint = f"Known fields: {', '.join(known)}."
+        return Problem(422, Code.UNKNOWN_FIELD, f"Unknown field: {names}", hint=hint, known_fields=known)
+    fault = faults[0]
+    where, given = _dotted(fault["loc"]), fault["input"]
+    if isinstance(given, str) and given in LATER_VALUES:
+        detail = f"{where}: {given!r} is not available yet in this version"
+        return Problem(
+            422, Code.NOT_AVAILABLE, detail, hint=f"Expected {fault.get('ctx', {}).get('expected')}."
+        )
+    if fault["type"] == "literal_error" and fault["loc"][0] in ("restore", "drain"):
+        known = MODES if fault["loc"][0] == "restore" else DRAIN_MODES
+        hint = f"Known modes: {', '.join(known)}."
+        return Problem(
+            422, Code.UNKNOWN_MODE, f"{where}: unknown mode {given!r}", hint=hint, known_modes=known
+        )
+    message = fault["msg"]
+    return Problem(422, Code.INVALID_FIELD, f"{where}: {message}", hint=f"Correct the field `{where}`.")
+
+
+def _dotted(loc: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in loc)
+
+
+def to_request(
+    kind: Kind, model: str, body: WakeBody, *, default_conflict: OnConflict, idempotency_key: str | None
+) -> OperationRequest:
+    """What the coordinator is asked. default_conflict counts when the body does not name `on_conflict`."""
+    drain, restore, overflow = DrainSpec(), {}, "reject"
+    if isinstance(body, SleepBody):
+        drain = DrainSpec(DrainMode(body.drain.mode), body.drain.timeout_s)
+        restore = {tag: RestoreMode(mode) for tag, mode in body.restore.items()}
+        overflow = body.overflow
+    named = "on_conflict" in body.model_fields_set
+    return OperationRequest(
+        kind=kind,
+        model=model,
+        tags=tuple(dict.fromkeys(body.tags)) if body.tags is not None else None,
+        restore=restore,
+        drain=drain,
+        overflow=overflow,
+        verify=body.verify,
+        dry_run=body.dry_run,
+        on_conflict=OnConflict(body.on_conflict) if named else default_conflict,
+        timeout_s=body.timeout_s,
+        idempotency_key=idempotency_key,
+    )
+
+
+def targets(body: WakeBody, path_model: str | None, known: list[str]) -> tuple[list[str], bool]:
+    """The models meant, and whether the answer fans out. Raises a Problem that lists the known ones."""
+    named = [name for name in ("model", "models") if getattr(body, name) is not None]
+    if path_model is not None and named and (named != ["model"] or body.model != path_model):
+        detail = f"The path names {path_model!r}, and the body names something else in `{named[-1]}`."
+        raise Problem(422, Code.INVALID_FIELD, detail, hint="Name the model once.")
+    if len(named) == 2:
+        raise Problem(
+            422, Code.INVALID_FIELD, "`model` and `models` exclude each other.", hint="Send one of them."
+        )
+    if body.models == []:
+        raise Problem(422, Code.INVALID_FIELD, "`models` is empty.", hint='Name some, or send "*" for all.')
+    fan_out = body.models is not None or body.model == "*" or path_model == "*"
+    wanted = path_model or body.model or body.models
+    if fan_out:
+        chosen = known if wanted == "*" else list(dict.fromkeys(wanted or []))
+    elif wanted is None:
+        if len(known) != 1:
+            detail = f"There are {len(known)} models; say which one."
+            hint = f"Known models: {', '.join(known)}."
+            raise Problem(400, Code.MODEL_REQUIRED, detail, hint=hint, known_models=known)
+        chosen = known
+    else:
+        chosen = [str(wanted)]
+    for name in chosen:
+        if name not in known:
+            raise unknown_model(name, known)
+    return chosen, fan_out
+
+
+def unknown_model(name: str, known: list[str]) -> Problem:
+    hint = f"Known models: {', '.join(known) or 'none'}."
+    return Problem(
+        404,
+        RejectCode.UNKNOWN_MODEL,
+        f"There is no model {name!r}.",
+        hint=hint,
+        known_models=known,
+        param="model",
+    )

@@ -1,0 +1,30 @@
+"""What the routes of one app share: handed in by the factory, found again on the request."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from torpor.actors.ports import Control, Inference
+from torpor.service.admission import Admission
+from torpor.service.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    control: Control
+    inference: Inference
+    admission: Admission
+    metrics: Metrics
+    clock: Callable[[], float] = time.time
+    new_id: Callable[[], str] = field(default=lambda: uuid.uuid4().hex)
+    probe_timeout_s: float = 2.0
+
+
+def context_of(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context

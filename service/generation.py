@@ -1,0 +1,95 @@
+"""Runs the engine requests behind one HTTP request: all are admitted or none, and all are closed at the end (G4)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from torpor.actors.messages import FinishReason, GenerateRequest, TokenEvent
+from torpor.actors.ports import GateClosed, Inference, InvalidRequest, QueueFull
+from torpor.service.admission import Admission
+from torpor.service.problems import Code, Problem
+
+Choice = tuple[int, TokenEvent]
+
+
+class Generation:
+    """`start` admits, `events` yields (choice, event) as they come, `close` aborts what still runs."""
+
+    def __init__(
+        self, inference: Inference, admission: Admission, model: str, requests: list[GenerateRequest]
+    ) -> None:
+        self._admission = admission
+        self._model = model
+        self._streams = [inference.generate(model, request) for request in requests]
+        self._first: list[TokenEvent | None] = []
+
+    async def start(self) -> None:
+        """Waits for each request's first event. Raises a Problem, with nothing left running."""
+        firsts = await asyncio.gather(
+            *(anext(stream, None) for stream in self._streams), return_exceptions=True
+        )
+        errors = [first for first in firsts if isinstance(first, BaseException)]
+        if errors:
+            await self.close()
+            raise self._problem(errors[0]) from errors[0]
+        self._first = [first for first in firsts if not isinstance(first, BaseException)]
+        for _ in self._streams:
+            self._admission.admitted(self._model)
+
+    def _problem(self, error: BaseException) -> BaseException:
+        if isinstance(error, GateClosed):
+            return self._admission.closed(self._model, error)
+        if isinstance(error, QueueFull):
+            return self._admission.full(self._model, error)
+        if isinstance(error, InvalidRequest):
+            return self._admission.invalid(self._model, error)
+        return error
+
+    async def events(self) -> AsyncIterator[Choice]:
+        """Every choice ends with an event that has a finish_reason: a stream that breaks off ends in an error."""
+        queue: asyncio.Queue[Choice] = asyncio.Queue(maxsize=64)
+
+        async def pump(choice: int) -> None:
+            ended = False
+            try:
+                event = self._first[choice]
+                while event is not None:
+                    ended = event.finish_reason is not None
+                    await queue.put((choice, event))
+                    event = None if ended else await anext(self._streams[choice], None)
+                if not ended:
+                    await queue.put((choice, _broken("the model's stream ended without a finish reason")))
+            except Exception as error:
+                await queue.put((choice, _broken(f"{type(error).__name__}: {error}")))
+
+        pumps = [asyncio.ensure_future(pump(choice)) for choice in range(len(self._streams))]
+        finished = 0
+        try:
+            while finished < len(pumps):
+                entry = await queue.get()
+                finished += entry[1].finish_reason is not None
+                yield entry
+        finally:
+            for task in pumps:
+                task.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def close(self) -> None:
+        for stream in self._streams:
+            aclose = getattr(stream, "aclose", None)
+            if aclose is not None:
+                with suppress(Exception):
+                    await aclose()
+
+
+def _broken(detail: str) -> TokenEvent:
+    return TokenEvent(request="", finish_reason=FinishReason.ERROR, error=detail)
+
+
+def generation_problem(event: TokenEvent) -> Problem:
+    detail = event.error or "The model stopped with an error."
+    return Problem(
+        500, Code.GENERATION_FAILED, detail, hint="Repeat the request; look at GET /models for the state."
+    )

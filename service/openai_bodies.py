@@ -1,0 +1,159 @@
+"""The requests of the OpenAI surface, and the engine requests that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from torpor.actors.messages import GenerateRequest, Sampling
+from torpor.service.problems import Code, Problem
+
+MAX_CHOICES = 16
+COMPLETION_MAX_TOKENS = 16  # what OpenAI's completions take when a request names none
+# Fields that would change the answer in a way that this version cannot, with the values that ask for nothing.
+UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "tools": (None, []),
+    "functions": (None, []),
+    "response_format": (None, {"type": "text"}),
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "logit_bias": (None, {}),
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "echo": (None, False),
+    "suffix": (None, ""),
+    "best_of": (None, 1),
+}
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class _Generation(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    model: str
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    seed: int | None = None
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool = False  # also give each choice's token ids
+
+    @property
+    def choices_per_prompt(self) -> int:
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def ignored(self) -> list[str]:
+        return sorted(set(self.model_extra or {}) - set(UNSUPPORTED))
+
+    def sampling(self, choice: int, max_tokens: int | None) -> Sampling:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            # One seed for several choices would give the same answer several times.
+            seed=None if self.seed is None else self.seed + choice,
+            stop=tuple(text for text in stop if text),
+        )
+
+
+class TextPart(BaseModel):
+    type: str
+    text: str | None = None
+
+
+class Message(BaseModel):
+    role: str
+    content: str | list[TextPart] | None = None
+
+
+class ChatBody(_Generation):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    def requests(self, new_id: Callable[[], str]) -> list[GenerateRequest]:
+        messages = tuple(
+            {"role": one.role, "content": _text(one, at)} for at, one in enumerate(self.messages)
+        )
+        limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        return [
+            GenerateRequest(
+                id=new_id(),
+                messages=messages,
+                sampling=self.sampling(choice, limit),
+                scope=self.cache_salt or "",
+            )
+            for choice in range(self.choices_per_prompt)
+        ]
+
+
+class CompletionBody(_Generation):
+    prompt: str | list[int] | list[str] | list[list[int]]
+
+    def requests(self, new_id: Callable[[], str]) -> list[GenerateRequest]:
+        limit = COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        made = []
+        for prompt in _prompts(self.prompt):
+            for choice in range(self.choices_per_prompt):
+                asked = {"prompt": prompt} if isinstance(prompt, str) else {"token_ids": tuple(prompt)}
+                sampling = self.sampling(choice, limit)
+                made.append(
+                    GenerateRequest(id=new_id(), sampling=sampling, scope=self.cache_salt or "", **asked)  # type: ignore[arg-type]
+                )
+        if len(made) > MAX_CHOICES:
+            detail = f"prompts times `n` is {len(made)}; at most {MAX_CHOICES} in one request."
+            raise Problem(400, Code.INVALID_REQUEST, detail, hint="Send several requests.", param="n")
+        return made
+
+
+BodyT = TypeVar("BodyT", ChatBody, CompletionBody)
+
+
+def parse_generation(shape: type[BodyT], tree: dict[str, Any] | None) -> BodyT:
+    """Unknown fields are kept as `ignored`; fields that would change the answer are refused by name."""
+    for name, neutral in UNSUPPORTED.items():
+        value = (tree or {}).get(name)
+        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
+            detail = f"`{name}` is not supported by this version."
+            raise Problem(400, Code.UNSUPPORTED_PARAMETER, detail, hint="Leave it out.", param=name)
+    try:
+        return shape.model_validate(tree or {})
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(str(part) for part in fault["loc"])
+        missing = fault["type"] == "missing"
+        hint = f"Set `{where}`." if missing else f"Correct `{where}`."
+        raise Problem(400, Code.INVALID_REQUEST, f"{where}: {fault['msg']}", hint=hint, param=where) from None
+
+
+def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise Problem(400, Code.INVALID_REQUEST, "`prompt` is empty.", hint="Send a text.", param="prompt")
+    if isinstance(prompt[0], int):
+        return [[int(token) for token in prompt]]  # type: ignore[arg-type]
+    return [one if isinstance(one, str) else [int(token) for token in one] for one in prompt]  # type: ignore[union-attr]
+
+
+def _text(message: Message, at: int) -> str:
+    if not isinstance(message.content, list):
+        return message.content or ""
+    for part in message.content:
+        if part.type != "text":
+            detail = f"messages.{at}.content has a part of type {part.type!r}; this model reads text only."
+            raise Problem(400, Code.UNSUPPORTED_PARAMETER, detail, hint="Send text parts.", param="messages")
+    return "".join(part.text or "" for part in message.content)

@@ -1,0 +1,128 @@
+"""How the front door runs operations: checks, submits, waits, and makes one answer of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from torpor.actors.messages import (
+    Kind,
+    ModelView,
+    OnConflict,
+    Operation,
+    OperationRequest,
+    OperationState,
+    RejectCode,
+)
+from torpor.actors.ports import Control
+from torpor.service.bodies import SleepBody, WakeBody, parse, read_json, targets, to_request, unknown_model
+from torpor.service.problems import Code, Problem, operation_problem
+from torpor.service.wire import operation_json
+
+CALLER = "local"  # without access tokens every caller is the same one
+
+
+async def published_models(control: Control) -> list[ModelView]:
+    return await control.models(detail=False)
+
+
+async def run_native(control: Control, kind: Kind, request: Request, path_model: str | None) -> Response:
+    """POST /sleep, /wake, /models/{m}/sleep, /models/{m}/wake."""
+    tree = await read_json(request)
+    body = parse(SleepBody if kind is Kind.SLEEP else WakeBody, tree)
+    views = await published_models(control)
+    chosen, fan_out = targets(body, path_model, [view.name for view in views])
+    _check_generation(request.headers.get("if-match"), chosen, views)
+    # An empty body is what simple clients send: they want it done, not a conflict.
+    default = OnConflict.WAIT if tree is None else OnConflict.REJECT
+    key = request.headers.get("idempotency-key")
+    requests = [
+        to_request(
+            kind,
+            name,
+            body,
+            default_conflict=default,
+            idempotency_key=f"{CALLER}:{kind}:{name}:{key}" if key else None,
+        )
+        for name in chosen
+    ]
+    started = await asyncio.gather(*(submit(control, one) for one in requests))
+    # An operation refused at once has its end already: that is told at once, asynchronous or not.
+    if _wants_async(request) and any(one.state is OperationState.RUNNING for one in started):
+        return _accepted(started, fan_out)
+    finished = await asyncio.gather(*(finish(control, one) for one in started))
+    return answer(finished, views, fan_out)
+
+
+async def submit(control: Control, request: OperationRequest) -> Operation:
+    # Shielded: a caller that goes away must not take back what it has asked for (C7).
+    return await asyncio.shield(asyncio.ensure_future(control.submit(request)))
+
+
+async def finish(control: Control, operation: Operation) -> Operation:
+    if operation.state is not OperationState.RUNNING:
+        return operation
+    return await control.wait(operation.id)
+
+
+def answer(finished: list[Operation], views: list[ModelView], fan_out: bool) -> Response:
+    """200 with the operation (or all of them), else the gravest end as a problem."""
+    problems = [operation_problem(one, known_for(one, views)) for one in finished]
+    bad = [problem for problem in problems if problem is not None]
+    if not fan_out:
+        if bad:
+            raise bad[0]
+        return JSONResponse(operation_json(finished[0]))
+    records = [operation_json(one) for one in finished]
+    if not bad:
+        return JSONResponse({"operations": records})
+    worst = next((problem for problem in bad if problem.status == 500), bad[0])
+    detail = f"{len(bad)} of {len(finished)} operations did not succeed; the first: {worst.detail}"
+    raise Problem(worst.status, worst.code, detail, hint=worst.hint, operations=records)
+
+
+def known_for(operation: Operation, views: list[ModelView]) -> Mapping[str, Any]:
+    """What there is, for an answer to a name that there is not."""
+    if operation.code is RejectCode.UNKNOWN_MODEL:
+        return {"known_models": [view.name for view in views]}
+    if operation.code is RejectCode.UNKNOWN_TAG:
+        return {"known_tags": next((view.tags for view in views if view.name == operation.model), [])}
+    return {}
+
+
+async def find_model(control: Control, name: str) -> ModelView:
+    try:
+        return await control.model(name)
+    except KeyError:
+        raise unknown_model(name, [view.name for view in await published_models(control)]) from None
+
+
+def _check_generation(header: str | None, chosen: list[str], views: list[ModelView]) -> None:
+    if header is None:
+        return
+    if len(chosen) != 1:
+        detail = "If-Match names the generation of one model, and this request means several."
+        raise Problem(422, Code.INVALID_FIELD, detail, hint="Name one model, or leave If-Match out.")
+    now = next(view.generation for view in views if view.name == chosen[0])
+    wanted = header.strip().removeprefix("W/").strip('"')
+    if wanted not in ("*", str(now)):
+        detail = f"{chosen[0]!r} has generation {now}, not {wanted}: it has changed since you looked."
+        hint = f"Look at GET /models/{chosen[0]} and repeat with its generation."
+        raise Problem(412, Code.GENERATION, detail, hint=hint, generation=now)
+
+
+def _wants_async(request: Request) -> bool:
+    wishes = ",".join(request.headers.getlist("prefer")).split(",")
+    return any(wish.split(";")[0].strip().lower() == "respond-async" for wish in wishes)
+
+
+def _accepted(started: list[Operation], fan_out: bool) -> Response:
+    headers = {"Preference-Applied": "respond-async"}
+    if fan_out:
+        return JSONResponse({"operations": [operation_json(one) for one in started]}, 202, headers)
+    headers["Location"] = f"/operations/{started[0].id}"
+    return JSONResponse(operation_json(started[0]), 202, headers)

@@ -1,0 +1,144 @@
+"""Errors as HTTP answers: RFC 9457 problem details, the status of each code, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from torpor.actors.messages import Operation, OperationState, RejectCode
+from torpor.service.wire import operation_json
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class Code(StrEnum):
+    """Codes of the front door's own; the coordinator's are RejectCode."""
+
+    MALFORMED_JSON = "malformed_json"
+    UNKNOWN_FIELD = "unknown_field"
+    INVALID_FIELD = "invalid_field"
+    UNKNOWN_MODE = "unknown_mode"
+    NOT_AVAILABLE = "not_available"
+    EMPTY_TAGS = "empty_tags"
+    MODEL_REQUIRED = "model_required"
+    UNKNOWN_OPERATION = "unknown_operation"
+    OPERATION_FINISHED = "operation_finished"
+    GENERATION = "generation"
+    IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
+    FAILED = "operation_failed"
+    GATE_CLOSED = "gate_closed"
+    QUEUE_FULL = "queue_full"
+    INVALID_REQUEST = "invalid_request"
+    UNSUPPORTED_PARAMETER = "unsupported_parameter"
+    GENERATION_FAILED = "generation_failed"
+    NO_SUCH_PATH = "no_such_path"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    COORDINATOR_UNREACHABLE = "coordinator_unreachable"
+    INTERNAL = "internal"
+
+
+REJECT_STATUS: Mapping[RejectCode, int] = {
+    RejectCode.UNKNOWN_MODEL: 404,
+    RejectCode.UNKNOWN_TAG: 400,
+    RejectCode.CONFLICT: 409,
+    RejectCode.WRONG_STATE: 409,
+    RejectCode.DEVICE_MEMORY: 507,
+    RejectCode.HOST_MEMORY: 507,
+    RejectCode.EXTERNAL_REGISTRATION: 409,
+    RejectCode.DEVICE_BUSY: 504,
+    RejectCode.DRAIN_TIMEOUT: 504,
+    RejectCode.STAGE_TIMEOUT: 504,
+    RejectCode.DIGEST_MISMATCH: 409,
+    RejectCode.RANK_FAILED: 409,
+    RejectCode.REFUSED: 409,
+    RejectCode.CANCELLED: 409,
+}
+
+REJECT_HINT: Mapping[RejectCode, str] = {
+    RejectCode.UNKNOWN_MODEL: "Name one of the known models.",
+    RejectCode.UNKNOWN_TAG: "Name some of the known tags, or leave `tags` out for all.",
+    RejectCode.CONFLICT: 'Wait for the running operation, cancel it, or send `"on_conflict": "wait"`.',
+    RejectCode.WRONG_STATE: 'Look at GET /models/{m}; with `"on_conflict": "wait"` a loading model is waited for.',
+    RejectCode.DEVICE_MEMORY: "Free device memory (let another model sleep), then repeat; nothing was lost.",
+    RejectCode.HOST_MEMORY: "Sleep with a restore mode that keeps less, or raise node.host_bytes or the host tier.",
+    RejectCode.EXTERNAL_REGISTRATION: "Close the registration that is named, then repeat.",
+    RejectCode.DEVICE_BUSY: "Something still computes on the device; repeat when it has ended.",
+    RejectCode.DRAIN_TIMEOUT: 'Repeat with a longer `drain.timeout_s` or with `"drain": {"mode": "abort"}`.',
+    RejectCode.STAGE_TIMEOUT: "Repeat with a longer `timeout_s`; everything is as before.",
+    RejectCode.DIGEST_MISMATCH: "The ranks disagree; everything is as before. Repeat, and report it if it stays.",
+    RejectCode.RANK_FAILED: "Look at `ranks` for the one that failed; everything is as before, repeat when it is well.",
+    RejectCode.REFUSED: "Look at `ranks` for the reasons; everything is as before.",
+    RejectCode.CANCELLED: "It was cancelled; everything is as before. Repeat when you want it after all.",
+}
+
+
+class Problem(Exception):
+    """An answer that is an error. `hint` says what to do next; `fields` are extra members of the body."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        hint: str = "",
+        headers: Mapping[str, str] | None = None,
+        **fields: Any,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = str(code)
+        self.detail = detail
+        self.hint = hint
+        self.headers = dict(headers or {})
+        self.fields = fields
+
+    def body(self, path: str) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "type": f"urn:torpor:problem:{self.code}",
+            "title": self.code.replace("_", " ").capitalize(),
+            "status": self.status,
+            "code": self.code,
+            "detail": self.detail,
+            "instance": path,
+        }
+        if self.hint:
+            body["hint"] = self.hint
+        body.update(self.fields)
+        if path.startswith("/v1/"):
+            body["error"] = openai_error(self)
+        return body
+
+    def response(self, path: str) -> JSONResponse:
+        return JSONResponse(self.body(path), self.status, self.headers, media_type=MEDIA_TYPE)
+
+
+def openai_error(problem: Problem) -> dict[str, Any]:
+    """The `error` object that OpenAI clients parse."""
+    kinds = {404: "not_found_error", 429: "rate_limit_error"}
+    kind = kinds.get(problem.status, "server_error" if problem.status >= 500 else "invalid_request_error")
+    message = f"{problem.detail} {problem.hint}".strip()
+    return {"message": message, "type": kind, "param": problem.fields.get("param"), "code": problem.code}
+
+
+def operation_problem(operation: Operation, known: Mapping[str, Any] | None = None) -> Problem | None:
+    """The problem that an operation's end is, or None when it succeeded (or still runs)."""
+    if operation.state in (OperationState.SUCCEEDED, OperationState.RUNNING):
+        return None
+    record = operation_json(operation)
+    fields: dict[str, Any] = {"operation_id": operation.id, "ranks": record["ranks"], "operation": record}
+    for name in ("needed_bytes", "free_bytes"):
+        if record[name] is not None:
+            fields[name] = record[name]
+    fields.update(known or {})
+    verb = f"{operation.kind} of {operation.model!r}"
+    if operation.state is OperationState.FAILED:
+        hint = "The model's gate stays closed. Look at `ranks` for what failed; restart the service to rebuild it."
+        detail = f"{verb} failed: {operation.reason or 'a rank did not commit'}"
+        return Problem(500, Code.FAILED, detail, hint=hint, **fields)
+    code = operation.code or RejectCode.REFUSED
+    detail = f"{verb} rejected: {operation.reason or code}"
+    return Problem(REJECT_STATUS[code], code, detail, hint=REJECT_HINT[code], **fields)

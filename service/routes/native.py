@@ -1,0 +1,99 @@
+"""The native surface: sleep, wake, models, operations."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import JSONResponse, Response
+
+from torpor.actors.messages import Kind, Operation
+from torpor.actors.ports import Control
+from torpor.service.bodies import SleepBody, WakeBody, unknown_model
+from torpor.service.context import context_of
+from torpor.service.docs import json_body
+from torpor.service.operations import find_model, published_models, run_native
+from torpor.service.problems import Code, Problem
+from torpor.service.wire import model_json, operation_json
+
+router = APIRouter(tags=["native"])
+
+
+@router.post("/sleep", openapi_extra=json_body(SleepBody))
+async def sleep(request: Request) -> Response:
+    """Give memory back. `model` may be left out when there is one; several names or "*" fan out."""
+    return await run_native(context_of(request).control, Kind.SLEEP, request, None)
+
+
+@router.post("/models/{model}/sleep", openapi_extra=json_body(SleepBody))
+async def sleep_model(model: str, request: Request) -> Response:
+    """Give the memory of one model back."""
+    return await run_native(context_of(request).control, Kind.SLEEP, request, model)
+
+
+@router.post("/wake", openapi_extra=json_body(WakeBody))
+async def wake(request: Request) -> Response:
+    """Take memory again."""
+    return await run_native(context_of(request).control, Kind.WAKE, request, None)
+
+
+@router.post("/models/{model}/wake", openapi_extra=json_body(WakeBody))
+async def wake_model(model: str, request: Request) -> Response:
+    """Take the memory of one model again."""
+    return await run_native(context_of(request).control, Kind.WAKE, request, model)
+
+
+@router.get("/models")
+async def models(request: Request) -> dict[str, Any]:
+    """Every model with its ranks, their memory by tag and tier, and what the driver sees as free."""
+    views = await context_of(request).control.models(detail=True)
+    return {"models": [model_json(view) for view in views]}
+
+
+@router.get("/models/{model}")
+async def model(model: str, request: Request) -> JSONResponse:
+    """One model; its generation is also the ETag, for If-Match."""
+    view = await find_model(context_of(request).control, model)
+    return JSONResponse(model_json(view), headers={"ETag": f'"{view.generation}"'})
+
+
+@router.get("/operations")
+async def operations(
+    request: Request, model: str | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+) -> dict[str, Any]:
+    """Operations, newest first."""
+    control = context_of(request).control
+    if model is not None:
+        known = [view.name for view in await published_models(control)]
+        if model not in known:
+            raise unknown_model(model, known)
+    return {"operations": [operation_json(one) for one in await control.operations(model, limit)]}
+
+
+@router.get("/operations/{operation_id}")
+async def operation(operation_id: str, request: Request) -> dict[str, Any]:
+    """One operation, running or finished."""
+    return operation_json(await _find(context_of(request).control, operation_id))
+
+
+@router.post("/operations/{operation_id}/cancel")
+async def cancel(operation_id: str, request: Request) -> dict[str, Any]:
+    """Cancel it. Works until it is decided; it then ends as rejected, reason cancelled."""
+    control = context_of(request).control
+    await _find(control, operation_id)
+    if not await control.cancel(operation_id):
+        now = await _find(control, operation_id)
+        detail = (
+            f"Operation {operation_id} cannot be cancelled any more: it is decided or finished ({now.state})."
+        )
+        hint = f"Look at GET /operations/{operation_id} for its end."
+        raise Problem(409, Code.OPERATION_FINISHED, detail, hint=hint, operation_id=operation_id)
+    return operation_json(await control.wait(operation_id))
+
+
+async def _find(control: Control, operation_id: str) -> Operation:
+    try:
+        return await control.operation(operation_id)
+    except KeyError:
+        detail = f"There is no operation {operation_id!r}."
+        raise Problem(404, Code.UNKNOWN_OPERATION, detail, hint="GET /operations lists them.") from None

@@ -1,0 +1,178 @@
+"""The configuration file's shape: strict, closed models of this version's keys, and their way to a ClusterConfig.
+
+Reading files and the environment is settings_load.py; keys of later versions are settings_later.py.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from torpor.actors.config import (
+    GIB,
+    MIB,
+    ClusterConfig,
+    Deadlines,
+    DeviceConfig,
+    EngineConfig,
+    GateConfig,
+    HostPoolConfig,
+    KvCacheConfig,
+    ModelConfig,
+    NodeBudget,
+)
+from torpor.actors.messages import RestoreMode
+from torpor.service.units import parse_duration_s, parse_size_bytes
+
+SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
+DurationS = Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0)]
+ModeName = Literal["none", "memset", "cpu", "pinned"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class EngineSettings(_Section):
+    kind: Literal["transformers"] = "transformers"
+    model: str = ""  # "" = the default small model
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    load_format: Literal["auto", "gguf", "safetensors", "dummy"] = "auto"
+    seed: Annotated[int, Field(ge=0)] = 0
+    max_context_tokens: Annotated[int, Field(gt=0)] | None = None
+    max_running: Annotated[int, Field(gt=0)] = 64
+    max_waiting: Annotated[int, Field(ge=0)] = 1024
+    step_tokens: Annotated[int, Field(gt=0)] = 512
+    attention: str = "auto"
+
+
+class KvCacheSettings(_Section):
+    tokens_per_block: Annotated[int, Field(gt=0, le=1024)] = 32
+    gpu_bytes: Annotated[SizeBytes, Field(gt=0)] = 512 * MIB
+    host_bytes: SizeBytes = GIB
+
+
+class GateSettings(_Section):
+    when_closed: Literal["reject"] = "reject"
+    retry_after_s: Annotated[int, Field(ge=1, le=3600)] = 5
+
+
+class ModelSettings(_Section):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    engine: EngineSettings = EngineSettings()
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    kv_cache: KvCacheSettings = KvCacheSettings()
+    restore_modes: dict[str, ModeName] = Field(default_factory=dict)
+    gate: GateSettings = GateSettings()
+    verify: bool = False
+
+
+class DeviceSettings(_Section):
+    kind: Literal["auto", "host", "cuda"] = "auto"
+    count: Annotated[int, Field(ge=1, le=64)] | None = None  # None = as many as the largest model has ranks
+    host_capacity: Annotated[SizeBytes, Field(gt=0)] = 4 * GIB
+    name: str | None = None
+
+
+class NodeSettings(_Section):
+    host_bytes: SizeBytes | None = None
+
+
+class HostPoolSettings(_Section):
+    bytes: SizeBytes = GIB
+
+
+class DeadlineSettings(_Section):
+    drain_s: DurationS = 30.0
+    preflight_s: DurationS = 10.0
+    stage_s: DurationS = 60.0
+    stage_bytes_per_s: Annotated[SizeBytes, Field(gt=0)] = 10**9
+    commit_s: DurationS = 10.0
+    load_s: DurationS = 600.0
+
+
+class HttpSettings(_Section):
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8700  # 0 = any free one
+
+    @field_validator("host")
+    @classmethod
+    def _loopback_only(cls, host: str) -> str:
+        if not is_loopback(host):
+            raise ValueError(
+                f"{host!r} is not a loopback address. This version knows no access tokens, so it listens on "
+                "127.0.0.1, ::1 or localhost only; reach it from elsewhere through an SSH tunnel"
+            )
+        return host
+
+
+class JournalSettings(_Section):
+    path: str = "~/.local/state/torpor/journal.db"
+
+
+class Settings(_Section):
+    models: Annotated[tuple[ModelSettings, ...], Field(min_length=1)]
+    device: DeviceSettings = DeviceSettings()
+    node: NodeSettings = NodeSettings()
+    host_pool: HostPoolSettings = HostPoolSettings()
+    deadlines: DeadlineSettings = DeadlineSettings()
+    http: HttpSettings = HttpSettings()
+    journal: JournalSettings = JournalSettings()
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _list_is_fine(cls, models: object) -> object:
+        return tuple(models) if isinstance(models, list) else models
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [model.name for model in self.models]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"models: each name once; repeated: {', '.join(repeated)}")
+        return self
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def cluster_config(settings: Settings) -> ClusterConfig:
+    """Plain data for the actors. Paths must be resolved already (settings_load)."""
+    ranks = max(model.tensor_parallel for model in settings.models)
+    device = settings.device
+    return ClusterConfig(
+        models=tuple(_model_config(model) for model in settings.models),
+        device=DeviceConfig(
+            kind=device.kind,
+            count=device.count if device.count is not None else ranks,
+            host_capacity_bytes=device.host_capacity,
+            name=device.name,
+        ),
+        node=NodeBudget(host_bytes=settings.node.host_bytes),
+        host_pool=HostPoolConfig(bytes=settings.host_pool.bytes),
+        deadlines=Deadlines(**settings.deadlines.model_dump()),
+        journal_path=str(Path(settings.journal.path).expanduser()),
+    )
+
+
+def _model_config(model: ModelSettings) -> ModelConfig:
+    modes = {"kv_cache": RestoreMode.NONE, "weights": RestoreMode.PINNED}
+    modes.update({tag: RestoreMode(mode) for tag, mode in model.restore_modes.items()})
+    return ModelConfig(
+        name=model.name,
+        engine=EngineConfig(**model.engine.model_dump()),
+        tensor_parallel=model.tensor_parallel,
+        kv_cache=KvCacheConfig(**model.kv_cache.model_dump()),
+        restore_modes=modes,
+        gate=GateConfig(**model.gate.model_dump()),
+        verify=model.verify,
+    )

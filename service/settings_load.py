@@ -1,0 +1,129 @@
+"""From a YAML file and the environment to Settings. Every error names the key and what to do."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from torpor.service.settings import Settings
+from torpor.service.settings_later import take_out_later
+
+ENVIRONMENT_PREFIX = "TORPOR_"
+DEFAULT_TREE: dict[str, Any] = {
+    "models": [{"name": "smollm2", "kv_cache": {"gpu_bytes": "512MiB", "host_bytes": "1GiB"}}],
+    "host_pool": {"bytes": "1GiB"},
+}
+
+
+class SettingsError(Exception):
+    """The configuration cannot be used; `problems` has one line a fault, each naming its key."""
+
+    def __init__(self, source: str, problems: list[str]) -> None:
+        super().__init__(f"{source}: " + "; ".join(problems))
+        self.problems = problems
+
+
+def load_settings(file: Path | None, environment: Mapping[str, str]) -> Settings:
+    """The file's keys (None: the default small model), overridden by TORPOR_… variables.
+
+    A relative engine.model is looked up beside the file. Raises SettingsError.
+    """
+    source = str(file) if file else "settings"
+    tree = copy.deepcopy(DEFAULT_TREE) if file is None else _read(file)
+    problems = _merge_environment(tree, environment)
+    problems += take_out_later(tree)
+    try:
+        settings = Settings.model_validate(tree)
+    except ValidationError as error:
+        raise SettingsError(source, problems + [_line(fault) for fault in error.errors()]) from None
+    if problems:
+        raise SettingsError(source, problems)
+    return _with_absolute_models(settings, file.parent if file else Path())
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise SettingsError(str(file), [f"cannot be read ({reason}); give an existing file"]) from None
+    except UnicodeDecodeError:
+        raise SettingsError(str(file), ["is not UTF-8 text; give a YAML file"]) from None
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        fault = getattr(error, "problem", None) or "syntax error"
+        raise SettingsError(str(file), [f"is not valid YAML{where}: {fault}"]) from None
+    if not isinstance(tree, dict):
+        raise SettingsError(str(file), ["holds no keys; it needs at least `models:` with one model"])
+    return tree
+
+
+def _merge_environment(tree: dict[str, Any], environment: Mapping[str, str]) -> list[str]:
+    """TORPOR_HTTP__PORT=8701, TORPOR_MODELS__0__VERIFY=true: `__` goes one level down, a number into a list.
+
+    A name without `__` counts only when it is a whole section (TORPOR_MODELS as YAML or JSON); others (such as
+    TORPOR_DEFAULT_MODEL) belong to somebody else.
+    """
+    problems = []
+    for variable in sorted(environment):
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        path = variable.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+        if len(path) == 1 and path[0] not in Settings.model_fields:
+            continue
+        try:
+            _put(tree, path, yaml.safe_load(environment[variable]))
+        except (yaml.YAMLError, LookupError, ValueError) as error:
+            problems.append(f"{variable}: {error}")
+    return problems
+
+
+def _put(tree: dict[str, Any], path: list[str], value: object) -> None:
+    node: Any = tree
+    for depth, name in enumerate(path):
+        last = depth == len(path) - 1
+        if isinstance(node, list):
+            if not name.isdigit() or int(name) > len(node):
+                raise ValueError(f"{name!r} is no index into {'.'.join(path[:depth])} (0 to {len(node)})")
+            index = int(name)
+            if index == len(node):
+                node.append({})
+            if last:
+                node[index] = value
+            node = node[index]
+        elif isinstance(node, dict):
+            if last:
+                node[name] = value
+            elif node.get(name) is None:
+                node[name] = [] if path[depth + 1].isdigit() else {}
+            node = node[name]
+        else:
+            raise ValueError(f"{'.'.join(path[:depth])} has a plain value and nothing below it")
+
+
+def _line(fault: Any) -> str:
+    key = ".".join(str(part) for part in fault["loc"])
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        message = "no such key; remove it or correct its spelling"
+    elif fault["type"] == "missing":
+        message = "is missing; set it"
+    return f"{key}: {message}" if key else message
+
+
+def _with_absolute_models(settings: Settings, base: Path) -> Settings:
+    models = []
+    for model in settings.models:
+        if model.engine.model:
+            path = (base / Path(model.engine.model).expanduser()).resolve()
+            model = model.model_copy(update={"engine": model.engine.model_copy(update={"model": str(path)})})
+        models.append(model)
+    return settings.model_copy(update={"models": tuple(models)})

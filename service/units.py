@@ -1,0 +1,59 @@
+"""Sizes and durations as people write them, read and printed."""
+
+from __future__ import annotations
+
+import re
+
+_SIZE_FACTORS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
+}
+_DURATION_FACTORS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_size_bytes(value: object) -> int:
+    """Bytes from 1048576, "512MiB" or "1.5 GB". Raises ValueError with what to write instead."""
+    size = _scaled(value, _SIZE_FACTORS, 'a size is a whole number of bytes, or like "512MiB" or "1GB"')
+    if size != int(size):
+        raise ValueError(f"{value!r} is not a whole number of bytes")
+    return int(size)
+
+
+def parse_duration_s(value: object) -> float:
+    """Seconds from 30, 0.5, "500ms", "30s", "2m" or "1h". Raises ValueError with what to write instead."""
+    return float(
+        _scaled(value, _DURATION_FACTORS, 'a duration is a number of seconds, or like "500ms" or "2m"')
+    )
+
+
+def _scaled(value: object, factors: dict[str, int] | dict[str, float], form: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(form)
+    if not isinstance(value, str):
+        if not 0 <= value < float("inf"):
+            raise ValueError(f"{value!r} is out of range: {form}")
+        return value
+    match = _NUMBER_AND_UNIT.fullmatch(value)
+    if match is None or match[2].lower() not in factors:
+        raise ValueError(f"{value!r} is not understood: {form}")
+    number = int(match[1]) if match[1].isdigit() else float(match[1])
+    return number * factors[match[2].lower()]
+
+
+def show_bytes(size_bytes: int) -> str:
+    """1.5 GiB, 512.0 MiB, 12 B."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
