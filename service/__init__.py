@@ -1,1 +1,29 @@
 """The front door: HTTP, command line, Python client."""
+
+from torpor.service.client import (
+    AsyncClient,
+    BadRequest,
+    ChatAnswer,
+    Client,
+    ClientError,
+    ConnectionFailed,
+    Failed,
+    NotFound,
+    ProblemError,
+    Rejected,
+    Unavailable,
+)
+
+__all__ = [
+    "AsyncClient",
+    "BadRequest",
+    "ChatAnswer",
+    "Client",
+    "ClientError",
+    "ConnectionFailed",
+    "Failed",
+    "NotFound",
+    "ProblemError",
+    "Rejected",
+    "Unavailable",
+]

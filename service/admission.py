@@ -1,4 +1,4 @@
-"""What becomes of a request that a model does not admit. This version has one policy, reject: 503 with Retry-After."""
+"""What becomes of a request that a model does not admit. One policy so far, reject: 503 with Retry-After."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def _count_nothing(model: str, result: str, reason: str) -> None:
 # What ends the wait, as far as a person can do something about it.
 _HINTS: Mapping[str, str] = {
     GateReason.ASLEEP: "Wake it with POST /models/{model}/wake.",
-    GateReason.CONTENTS_UNDEFINED: "Its weights woke without contents; restart the service to load them again.",
-    GateReason.FAILED: "It does not come back by itself; look at GET /models/{model} and restart the service.",
+    GateReason.CONTENTS_UNDEFINED: "Its weights woke without contents; restart the service to reload them.",
+    GateReason.FAILED: "It stays so; look at GET /models/{model}, then restart the service.",
     GateReason.IN_DOUBT: "A rank waits for the coordinator's decision; look at GET /models/{model}.",
 }
 

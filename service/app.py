@@ -42,7 +42,7 @@ def create_app(
     lifespan: Lifespan | None = None,
     clock: Callable[[], float] = time.time,
 ) -> FastAPI:
-    """The whole surface over a coordinator and leader ranks. `lifespan` is entered before the first request."""
+    """The whole surface over a coordinator and leader ranks. `lifespan` is entered before any request."""
     metrics = Metrics()
     context = Context(control, inference, admission(metrics.count_admission), metrics, clock)
 

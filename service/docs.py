@@ -1,4 +1,4 @@
-"""OpenAPI of bodies that the routes read by hand (so that malformed JSON and unknown fields get our own answers)."""
+"""OpenAPI of bodies that routes read by hand, so that malformed JSON and unknown fields get our own answers."""
 
 from __future__ import annotations
 

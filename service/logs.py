@@ -1,4 +1,4 @@
-"""Structured logs, one line an event, to the stream that is handed in; with the request's and operation's ids."""
+"""Structured logs, one line an event, to the stream handed in; with the request's and operation's ids."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class RequestLog:
                 message = {**message, "headers": headers}
             await send(message)
 
-        scope.setdefault("state", {})["log_fields"] = fields = {}
+        fields: dict[str, Any] = {}
+        scope.setdefault("state", {})["log_fields"] = fields
         try:
             await self._app(scope, receive, send_with_id)
         finally:

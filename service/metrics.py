@@ -1,4 +1,4 @@
-"""What Prometheus scrapes, in a registry of the app's own. Reading it asks ranks for status, and wakes nothing."""
+"""What Prometheus scrapes, in a registry of the app's own. Reading asks ranks for status, and wakes nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from torpor.actors.messages import ModelState, ModelView, Operation, OperationState
-from torpor.service.wire import memory_by_tag
+from torpor.service.wire import TIERS, memory_by_tag
 
 _SEEN_OPERATIONS = 10_000
 _SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -84,9 +84,9 @@ class Metrics:
                 self._total.labels(*device).set(status.device_total_bytes)
                 self._sequences.labels(*rank).set(status.live_sequences)
                 self._prefix.labels(*rank).set(status.prefix_tokens)
-                for tag, tiers in memory_by_tag(status).items():
-                    for tier, size_bytes in tiers.items():
-                        self._memory.labels(*device, tag, tier).set(size_bytes)
+                for row in memory_by_tag(status):
+                    for tier in TIERS:
+                        self._memory.labels(*device, row["tag"], tier).set(row[f"{tier}_bytes"])
 
     def count_operations(self, operations: Iterable[Operation]) -> None:
         """Each finished operation once, however often it is listed."""

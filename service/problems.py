@@ -61,15 +61,15 @@ REJECT_HINT: Mapping[RejectCode, str] = {
     RejectCode.UNKNOWN_MODEL: "Name one of the known models.",
     RejectCode.UNKNOWN_TAG: "Name some of the known tags, or leave `tags` out for all.",
     RejectCode.CONFLICT: 'Wait for the running operation, cancel it, or send `"on_conflict": "wait"`.',
-    RejectCode.WRONG_STATE: 'Look at GET /models/{m}; with `"on_conflict": "wait"` a loading model is waited for.',
+    RejectCode.WRONG_STATE: 'Look at GET /models/{m}; `"on_conflict": "wait"` waits for a loading model.',
     RejectCode.DEVICE_MEMORY: "Free device memory (let another model sleep), then repeat; nothing was lost.",
-    RejectCode.HOST_MEMORY: "Sleep with a restore mode that keeps less, or raise node.host_bytes or the host tier.",
+    RejectCode.HOST_MEMORY: "Sleep with a restore mode that keeps less, or raise the host tier or node.host_bytes.",
     RejectCode.EXTERNAL_REGISTRATION: "Close the registration that is named, then repeat.",
     RejectCode.DEVICE_BUSY: "Something still computes on the device; repeat when it has ended.",
     RejectCode.DRAIN_TIMEOUT: 'Repeat with a longer `drain.timeout_s` or with `"drain": {"mode": "abort"}`.',
     RejectCode.STAGE_TIMEOUT: "Repeat with a longer `timeout_s`; everything is as before.",
-    RejectCode.DIGEST_MISMATCH: "The ranks disagree; everything is as before. Repeat, and report it if it stays.",
-    RejectCode.RANK_FAILED: "Look at `ranks` for the one that failed; everything is as before, repeat when it is well.",
+    RejectCode.DIGEST_MISMATCH: "The ranks disagree; everything is as before. Repeat, and report it if it lasts.",
+    RejectCode.RANK_FAILED: "Look at `ranks` for the one that failed; everything is as before.",
     RejectCode.REFUSED: "Look at `ranks` for the reasons; everything is as before.",
     RejectCode.CANCELLED: "It was cancelled; everything is as before. Repeat when you want it after all.",
 }
@@ -136,7 +136,7 @@ def operation_problem(operation: Operation, known: Mapping[str, Any] | None = No
     fields.update(known or {})
     verb = f"{operation.kind} of {operation.model!r}"
     if operation.state is OperationState.FAILED:
-        hint = "The model's gate stays closed. Look at `ranks` for what failed; restart the service to rebuild it."
+        hint = "Its gate stays closed. Look at `ranks` for what failed; restart the service to rebuild it."
         detail = f"{verb} failed: {operation.reason or 'a rank did not commit'}"
         return Problem(500, Code.FAILED, detail, hint=hint, **fields)
     code = operation.code or RejectCode.REFUSED

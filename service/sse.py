@@ -27,7 +27,7 @@ SSE_DONE = b"data: [DONE]\n\n"
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """`work`'s result; cancelled, and ClientGone raised, when the client leaves first. Read the body before."""
+    """`work`'s result; cancelled, and ClientGone raised, when the client leaves first. Read the body first."""
     return await _first(work, request.receive)
 
 
@@ -52,7 +52,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Sends `chunks` as text/event-stream; runs `close` at the end, however it comes, a lost client included."""
+    """Sends `chunks` as text/event-stream; runs `close` at the end, also when the client is lost."""
 
     media_type = "text/event-stream"
 

@@ -45,14 +45,14 @@ def rank_json(status: RankStatus) -> dict[str, Any]:
     }
 
 
-TIERS = {"device": "device_bytes", "host": "host_bytes", "residual": "residual_bytes"}
+TIERS = ("device", "host", "residual")
 
 
-def memory_by_tag(status: RankStatus) -> dict[str, dict[str, int]]:
-    """{tag: {device, host, residual}} in bytes, summed over the rank's regions and managers."""
-    by_tag: dict[str, Counter[str]] = {}
+def memory_by_tag(status: RankStatus) -> list[dict[str, Any]]:
+    """[{tag, device_bytes, host_bytes, residual_bytes}], summed over the rank's regions and managers."""
+    sums: dict[str, Counter[str]] = {}
     for row in status.memory:
-        tiers = by_tag.setdefault(str(row["tag"]), Counter())
-        for tier, column in TIERS.items():
-            tiers[tier] += int(str(row.get(column) or 0))
-    return {tag: {tier: tiers[tier] for tier in TIERS} for tag, tiers in sorted(by_tag.items())}
+        by_tier = sums.setdefault(str(row["tag"]), Counter())
+        for tier in TIERS:
+            by_tier[tier] += int(str(row.get(f"{tier}_bytes") or 0))
+    return [{"tag": tag} | {f"{tier}_bytes": sums[tag][tier] for tier in TIERS} for tag in sorted(sums)]

@@ -1,4 +1,4 @@
-"""Drop-in memory calls: release, resume, status. Safe to repeat; they answer when the memory is free or back."""
+"""Drop-in memory calls: release, resume, status. Safe to repeat; they answer once memory is free or back."""
 
 from __future__ import annotations
 

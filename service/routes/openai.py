@@ -10,9 +10,9 @@ from starlette.responses import JSONResponse, Response
 from torpor.service.bodies import read_json, unknown_model
 from torpor.service.context import Context, context_of
 from torpor.service.docs import json_body
-from torpor.service.generation import Generation
-from torpor.service.openai_bodies import ChatBody, CompletionBody, parse_generation
-from torpor.service.openai_shapes import AnswerHead, answer_chunks, whole_answer
+from torpor.service.openai.bodies import ChatBody, CompletionBody, parse_generation
+from torpor.service.openai.generation import Generation
+from torpor.service.openai.shapes import AnswerHead, answer_chunks, whole_answer
 from torpor.service.operations import find_model, published_models
 from torpor.service.sse import EventStream, while_connected
 

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from torpor.service.settings import Settings
-from torpor.service.settings_later import take_out_later
+from torpor.service.settings.later import take_out_later
+from torpor.service.settings.shape import Settings
 
 ENVIRONMENT_PREFIX = "TORPOR_"
 DEFAULT_TREE: dict[str, Any] = {
@@ -67,10 +67,10 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _merge_environment(tree: dict[str, Any], environment: Mapping[str, str]) -> list[str]:
-    """TORPOR_HTTP__PORT=8701, TORPOR_MODELS__0__VERIFY=true: `__` goes one level down, a number into a list.
+    """TORPOR_HTTP__PORT=8701, TORPOR_MODELS__0__VERIFY=true: `__` goes a level down, a number into a list.
 
-    A name without `__` counts only when it is a whole section (TORPOR_MODELS as YAML or JSON); others (such as
-    TORPOR_DEFAULT_MODEL) belong to somebody else.
+    A name without `__` counts only when it is a whole section (TORPOR_MODELS as YAML or JSON); others (such
+    as TORPOR_DEFAULT_MODEL) belong to somebody else.
     """
     problems = []
     for variable in sorted(environment):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ NEVER = _Never()
 
 @dataclass(frozen=True, slots=True)
 class LaterKey:
-    """path: dotted, `*` = every element of a list. neutral: the value that asks for nothing and is let through."""
+    """path: dotted, `*` = every element. neutral: the value that asks for nothing and is let through."""
 
     path: str
     neutral: object = NEVER
@@ -74,9 +75,7 @@ def take_out_later(tree: dict[str, Any]) -> list[str]:
 
 
 def _yaml(value: object) -> str:
-    return (
-        {None: "null", False: "false"}.get(value, str(value)) if not isinstance(value, list) else str(value)
-    )  # type: ignore[call-overload]
+    return json.dumps(value)  # JSON is YAML
 
 
 def _find(tree: Any, path: str, at: str = "") -> list[tuple[str, dict[str, Any], str]]:

@@ -111,7 +111,7 @@ class CompletionBody(_Generation):
                 asked = {"prompt": prompt} if isinstance(prompt, str) else {"token_ids": tuple(prompt)}
                 sampling = self.sampling(choice, limit)
                 made.append(
-                    GenerateRequest(id=new_id(), sampling=sampling, scope=self.cache_salt or "", **asked)  # type: ignore[arg-type]
+                    GenerateRequest(id=new_id(), sampling=sampling, scope=self.cache_salt or "", **asked)
                 )
         if len(made) > MAX_CHOICES:
             detail = f"prompts times `n` is {len(made)}; at most {MAX_CHOICES} in one request."
@@ -145,8 +145,8 @@ def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str 
     if not prompt:
         raise Problem(400, Code.INVALID_REQUEST, "`prompt` is empty.", hint="Send a text.", param="prompt")
     if isinstance(prompt[0], int):
-        return [[int(token) for token in prompt]]  # type: ignore[arg-type]
-    return [one if isinstance(one, str) else [int(token) for token in one] for one in prompt]  # type: ignore[union-attr]
+        return [[int(token) for token in prompt]]
+    return [one if isinstance(one, str) else [int(token) for token in one] for one in prompt]
 
 
 def _text(message: Message, at: int) -> str:

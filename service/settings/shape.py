@@ -1,4 +1,4 @@
-"""The configuration file's shape: strict, closed models of this version's keys, and their way to a ClusterConfig.
+"""The configuration file's shape: strict, closed models of this version's keys; their way to a ClusterConfig.
 
 Reading files and the environment is settings_load.py; keys of later versions are settings_later.py.
 """

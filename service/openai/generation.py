@@ -1,4 +1,4 @@
-"""Runs the engine requests behind one HTTP request: all are admitted or none, and all are closed at the end (G4)."""
+"""The engine requests behind one HTTP request: all are admitted or none, all are closed at the end (G4)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Generation:
         return error
 
     async def events(self) -> AsyncIterator[Choice]:
-        """Every choice ends with an event that has a finish_reason: a stream that breaks off ends in an error."""
+        """Every choice ends with an event that has a finish_reason; a stream that breaks off, with an error."""
         queue: asyncio.Queue[Choice] = asyncio.Queue(maxsize=64)
 
         async def pump(choice: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torpor.actors.messages import FinishReason, TokenEvent
-from torpor.service.generation import Choice, generation_problem
+from torpor.service.openai.generation import Choice, generation_problem
 from torpor.service.problems import openai_error
 from torpor.service.sse import SSE_DONE, sse_json
 
@@ -61,7 +61,7 @@ async def whole_answer(head: AnswerHead, events: AsyncIterator[Choice], count: i
 async def answer_chunks(
     head: AnswerHead, events: AsyncIterator[Choice], count: int, include_usage: bool
 ) -> AsyncIterator[bytes]:
-    """One SSE event a batch of tokens; an error ends the stream with an `error` event. [DONE] closes every stream."""
+    """One SSE event a batch of tokens; an error ends it with an `error` event. [DONE] closes every stream."""
     extra = {"usage": None} if include_usage else {}
     if head.chat:
         for at in range(count):

@@ -1,0 +1,175 @@
+"""The commands, and what they exit with: 0 done, 1 failed, 2 usage, 3 rejected."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from torpor.service.app import service_version
+from torpor.service.cli import tables
+from torpor.service.cli.output import Output
+from torpor.service.cli.serve_command import run_serve
+from torpor.service.client.blocking import Client
+from torpor.service.client.calls import DEFAULT_URL
+from torpor.service.client.errors import (
+    BadRequest,
+    ClientError,
+    NotFound,
+    ProblemError,
+    Rejected,
+    Unavailable,
+)
+from torpor.service.default_model import DefaultModelError
+from torpor.service.serve import ServeError
+from torpor.service.settings.load import SettingsError
+
+DONE, FAILED, USAGE, REJECTED = 0, 1, 2, 3
+
+app = typer.Typer(
+    name="torpor",
+    help="Sleep and wake for the GPU memory of LLM inference.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+Url = Annotated[str, typer.Option("--url", envvar="TORPOR_URL", help="Where the service listens.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Tags = Annotated[
+    list[str] | None, typer.Option("--tag", help="Only this tag; may be repeated. Default: all.")
+]
+Model = Annotated[str | None, typer.Argument(help="The model; may be left out when there is one.")]
+Timeout = Annotated[
+    float | None, typer.Option("--timeout", min=0.001, help="Seconds for preflight to stage.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the end, or only begin.")]
+
+
+@app.command()
+def serve(
+    config: Annotated[
+        Path | None, typer.Option("--config", help="YAML file. Without one: the small default model.")
+    ] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Loopback address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="0 = any free one.")] = None,
+) -> None:
+    """Start the models and serve until SIGINT or SIGTERM."""
+    raise typer.Exit(run_serve(config, host, port))
+
+
+@app.command()
+def status(
+    model: Model = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Models, their gates, and the memory of their ranks."""
+    with Client(url, timeout_s=30) as client:
+        models = [client.model(model)] if model is not None else client.models()
+    Output(json).show({"models": models}, lambda body: tables.models(body["models"]))
+
+
+@app.command()
+def sleep(
+    model: Model = None,
+    tag: Tags = None,
+    restore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TAG=MODE", help="none, memset, cpu or pinned for a tag; may be repeated."),
+    ] = None,
+    drain: Annotated[
+        str | None, typer.Option(metavar="MODE", help="finish or abort what runs. Default: finish.")
+    ] = None,
+    drain_timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds.")] = None,
+    timeout: Timeout = None,
+    dry_run: DryRun = False,
+    wait: Wait = True,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Give the model's memory back."""
+    wishes = {
+        name: value for name, value in (("mode", drain), ("timeout_s", drain_timeout)) if value is not None
+    }
+    modes = dict(_tag_and_mode(pair) for pair in restore) if restore else None
+    with Client(url) as client:
+        record = client.sleep(
+            model,
+            tags=tag,
+            restore=modes,
+            drain=wishes or None,
+            timeout_s=timeout,
+            dry_run=dry_run or None,
+            wait=wait,
+        )
+    Output(json).show(record, tables.operation)
+
+
+@app.command()
+def wake(
+    model: Model = None,
+    tag: Tags = None,
+    timeout: Timeout = None,
+    dry_run: DryRun = False,
+    wait: Wait = True,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Take the model's memory again."""
+    with Client(url) as client:
+        record = client.wake(model, tags=tag, timeout_s=timeout, dry_run=dry_run or None, wait=wait)
+    Output(json).show(record, tables.operation)
+
+
+@app.command()
+def ops(
+    model: Model = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Operations, newest first."""
+    with Client(url, timeout_s=30) as client:
+        records = client.operations(model, limit)
+    Output(json).show({"operations": records}, lambda body: tables.operations(body["operations"]))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(service_version())
+
+
+def _tag_and_mode(pair: str) -> tuple[str, str]:
+    tag, equals, mode = pair.partition("=")
+    if not (tag and equals and mode):
+        raise typer.BadParameter(f"{pair!r} is not TAG=MODE, such as kv_cache=pinned", param_hint="--restore")
+    return tag, mode
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code. Every expected fault is one line on stderr, without a traceback."""
+    try:
+        app(args=list(arguments) if arguments is not None else None)
+    except SystemExit as done:  # typer's own way to end, usage errors told already
+        return done.code if isinstance(done.code, int) else FAILED
+    except ProblemError as error:
+        return _complain(str(error), _problem_exit(error))
+    except (ServeError, SettingsError, DefaultModelError, ClientError) as error:
+        return _complain(str(error), USAGE if isinstance(error, SettingsError) else FAILED)
+    return DONE
+
+
+def _problem_exit(error: ProblemError) -> int:
+    if isinstance(error, BadRequest | NotFound):
+        return USAGE
+    return REJECTED if isinstance(error, Rejected | Unavailable) else FAILED
+
+
+def _complain(text: str, code: int) -> int:
+    print(f"torpor: {text}", file=sys.stderr)
+    return code

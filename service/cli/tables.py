@@ -1,0 +1,75 @@
+"""Answers of the service as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from torpor.service.units import show_bytes
+
+Record = Mapping[str, Any]
+
+
+def models(records: Sequence[Record]) -> RenderableType:
+    summary = _table("model", "state", "gate", "parked", "generation", "ranks", title="Models")
+    for one in records:
+        gate = "open" if one["gate"]["open"] else f"closed: {one['gate']['reason']}"
+        parked = ", ".join(one["parked_tags"]) or "-"
+        summary.add_row(
+            one["name"], one["state"], gate, parked, str(one["generation"]), str(one["tensor_parallel"])
+        )
+    return Group(summary, *(_memory(one) for one in records if one["ranks"]))
+
+
+def _memory(model: Record) -> Table:
+    table = _table(
+        "rank", "device", "tag", "on device", "on host", "device free", title=f"Memory of {model['name']}"
+    )
+    for rank in model["ranks"]:
+        device = rank["device"]
+        where = f"{device['kind']} {device['id']}"
+        free = f"{show_bytes(device['free_bytes'])} of {show_bytes(device['total_bytes'])}"
+        for row in rank["memory"] or [{"tag": "-", "device_bytes": 0, "host_bytes": 0}]:
+            on_device, on_host = show_bytes(row["device_bytes"]), show_bytes(row["host_bytes"])
+            table.add_row(str(rank["rank"]), escape(where), row["tag"], on_device, on_host, free)
+    return table
+
+
+def operation(record: Record) -> RenderableType:
+    if "operations" in record:
+        return operations(record["operations"])
+    ranks = _table("rank", "outcome", "freed", "kept", "reason", title=_headline(record))
+    for one in record["ranks"]:
+        freed, kept = show_bytes(one["freed_bytes"]), show_bytes(one["kept_bytes"])
+        ranks.add_row(str(one["rank"]), one["outcome"], freed, kept, escape(one["reason"] or ""))
+    phases = _table("phase", "seconds", "bytes")
+    for one in record["phases"]:
+        phases.add_row(one["name"], f"{one['seconds']:.4f}", show_bytes(one["bytes"]))
+    return Group(ranks, phases) if record["phases"] else ranks
+
+
+def operations(records: Sequence[Record]) -> RenderableType:
+    table = _table("operation", "kind", "model", "state", "tags", "seconds", "reason", title="Operations")
+    for one in records:
+        seconds = "" if one["finished_at"] is None else f"{one['finished_at'] - one['created_at']:.3f}"
+        tags, reason = ", ".join(one["tags"]), escape(one["reason"] or "")
+        table.add_row(one["id"], one["kind"], one["model"], one["state"], tags, seconds, reason)
+    return table
+
+
+def _headline(record: Record) -> str:
+    plan = "plan of " if record["dry_run"] else ""
+    return f"{plan}{record['kind']} of {record['model']}: {record['state']} ({record['id']})"
+
+
+def _table(*columns: str, title: str | None = None) -> Table:
+    table = Table(
+        title=title, title_justify="left", title_style="bold", header_style="", box=None, pad_edge=False
+    )
+    for column in columns:
+        table.add_column(column.upper(), overflow="fold")
+    return table

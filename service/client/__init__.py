@@ -1,0 +1,29 @@
+"""The service from Python, over HTTP: `Client`, and `AsyncClient` with the same calls to be awaited."""
+
+from torpor.service.client.awaited import AsyncClient
+from torpor.service.client.blocking import Client
+from torpor.service.client.calls import ChatAnswer
+from torpor.service.client.errors import (
+    BadRequest,
+    ClientError,
+    ConnectionFailed,
+    Failed,
+    NotFound,
+    ProblemError,
+    Rejected,
+    Unavailable,
+)
+
+__all__ = [
+    "AsyncClient",
+    "BadRequest",
+    "ChatAnswer",
+    "Client",
+    "ClientError",
+    "ConnectionFailed",
+    "Failed",
+    "NotFound",
+    "ProblemError",
+    "Rejected",
+    "Unavailable",
+]

@@ -1,0 +1,79 @@
+"""The calls of both clients as data, so that both send the same, and read the answers alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from torpor.service.client.errors import ConnectionFailed
+
+DEFAULT_URL = "http://127.0.0.1:8700"
+# An operation has deadlines of its own; this only ends a wait for a service that is gone.
+DEFAULT_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    method: str
+    path: str
+    body: Mapping[str, Any] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """`body` is the whole answer. token_ids is empty unless they were asked for."""
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    token_ids: tuple[int, ...]
+    body: Mapping[str, Any]
+
+
+def operation_call(
+    kind: str,
+    model: str | None,
+    *,
+    wait: bool,
+    idempotency_key: str | None,
+    generation: int | None,
+    **fields: Any,
+) -> Call:
+    body = {name: value for name, value in fields.items() if value is not None}
+    headers = {} if wait else {"Prefer": "respond-async"}
+    if idempotency_key is not None:
+        headers["Idempotency-Key"] = idempotency_key
+    if generation is not None:
+        headers["If-Match"] = f'"{generation}"'
+    path = f"/{kind}" if model is None else f"/models/{model}/{kind}"
+    return Call("POST", path, body, headers)
+
+
+def chat_call(model: str, messages: str | Sequence[Mapping[str, Any]], fields: Mapping[str, Any]) -> Call:
+    talk = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+    return Call("POST", "/v1/chat/completions", {"model": model, "messages": talk, **fields})
+
+
+def chat_answer(body: Mapping[str, Any]) -> ChatAnswer:
+    choice, usage = body["choices"][0], body["usage"]
+    return ChatAnswer(
+        text=choice["message"]["content"],
+        finish_reason=choice["finish_reason"],
+        prompt_tokens=usage["prompt_tokens"],
+        completion_tokens=usage["completion_tokens"],
+        cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+        token_ids=tuple(choice.get("token_ids", ())),
+        body=body,
+    )
+
+
+def unreachable(url: str, error: httpx.TransportError) -> ConnectionFailed:
+    reason = str(error) or type(error).__name__
+    return ConnectionFailed(f"no answer from {url} ({reason}); is `torpor serve` running there?")

@@ -1,0 +1,1 @@
+"""The OpenAI surface: requests, their running, answers."""

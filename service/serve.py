@@ -1,0 +1,206 @@
+"""Runs the service: checks first, then the cluster, then HTTP until a signal; and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+import uvicorn
+from structlog.typing import FilteringBoundLogger
+
+from torpor.actors.config import ClusterConfig
+from torpor.actors.messages import ModelState
+from torpor.actors.ports import Control, Inference
+from torpor.service.admission import admission_from
+from torpor.service.app import create_app
+from torpor.service.settings.shape import Settings, cluster_config
+
+_POLL_S = 0.25
+_STREAMS_END_S = 5  # how long open streams may go on after a signal
+
+
+class ServeError(Exception):
+    """The service cannot run; one line that says what to do."""
+
+
+class Cluster(Protocol):
+    """A started cluster; its models may still be loading."""
+
+    @property
+    def control(self) -> Control: ...
+    @property
+    def inference(self) -> Inference: ...
+    def shutdown(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What `serve` needs of the outside: how to start a cluster, who is told of progress, where logs go."""
+
+    start_cluster: Callable[[ClusterConfig], Cluster]
+    say: Callable[[str], None]
+    logger: FilteringBoundLogger
+    cuda_device_count: Callable[[], int]
+
+
+def serve(settings: Settings, around: Surroundings) -> int:
+    """Until SIGINT or SIGTERM; 0, or 1 when the models could not be loaded. Raises ServeError before that."""
+    check_models(settings)
+    check_devices(settings, around.cuda_device_count)
+    with bind(settings.http.host, settings.http.port) as listener:
+        config = cluster_config(settings)
+        for model in config.models:
+            around.say(f"Starting {model.name} ({model.engine.model}), {model.tensor_parallel} rank(s)")
+        cluster = _start(around, config)
+        try:
+            return asyncio.run(_serve(cluster, config, listener, around))
+        finally:
+            around.say("Stopping: the ranks end, their memory is given back")
+            cluster.shutdown()
+
+
+def check_models(settings: Settings) -> None:
+    for index, model in enumerate(settings.models):
+        if not Path(model.engine.model).exists():
+            raise ServeError(
+                f"models.{index}.engine.model: {model.engine.model} does not exist; "
+                "give a GGUF file or a folder with safetensors"
+            )
+
+
+def check_devices(settings: Settings, cuda_device_count: Callable[[], int]) -> None:
+    if settings.device.kind != "cuda":
+        return
+    found, needed = cuda_device_count(), max(model.tensor_parallel for model in settings.models)
+    if found == 0:
+        raise ServeError(
+            "device.kind: cuda was asked for, and there is no usable NVIDIA GPU here; "
+            "check `nvidia-smi`, or set device.kind to host or auto"
+        )
+    if found < needed:
+        raise ServeError(
+            f"device.kind: {found} CUDA device(s) found, and a model has {needed} ranks; lower tensor_parallel"
+        )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Bound before anything costly starts, so that a busy port is told at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1)  # SO_REUSEADDR lets two bind; only one can listen
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ServeError(
+                f"http.port: {port} on {host} is in use; stop what listens there, or choose another with --port"
+            ) from None
+        raise ServeError(f"http: cannot listen on {host}:{port} ({error.strerror}); choose another") from None
+    return listener
+
+
+def _start(around: Surroundings, config: ClusterConfig) -> Cluster:
+    with _terminate_interrupts():
+        try:
+            return around.start_cluster(config)
+        except KeyboardInterrupt:
+            raise ServeError("interrupted while starting") from None
+
+
+@contextlib.contextmanager
+def _terminate_interrupts() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt as SIGINT does, while there is no event loop to handle it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to `_serve`: the cluster's own handlers must not be run after ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+async def _serve(
+    cluster: Cluster, config: ClusterConfig, listener: socket.socket, around: Surroundings
+) -> int:
+    app = create_app(
+        cluster.control,
+        cluster.inference,
+        logger=around.logger,
+        admission=lambda count: admission_from(config, count),
+    )
+    options = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=_STREAMS_END_S
+    )
+    server = _Server(options)
+    _stop_on_signals(server)
+    loading = asyncio.create_task(_until_loaded(cluster.control, config, around.say))
+    host, port = listener.getsockname()[:2]
+    around.say(f"Listening on http://{f'[{host}]' if ':' in host else host}:{port} (calls: /docs)")
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
+    code = 0
+    if loading.done() and not loading.result():
+        server.should_exit, code = True, 1
+    await serving
+    loading.cancel()
+    await asyncio.gather(loading, return_exceptions=True)
+    return code
+
+
+def _stop_on_signals(server: uvicorn.Server) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    def stop() -> None:
+        # The second signal does not wait for open streams.
+        server.force_exit = server.should_exit
+        server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+
+
+async def _until_loaded(control: Control, config: ClusterConfig, say: Callable[[str], None]) -> bool:
+    """Tells of progress; True when every model is loaded, False when one has failed."""
+    told: dict[str, str] = {}
+    while True:
+        views = await control.models(detail=True)
+        for view in views:
+            ready = sum(status.loaded for status in view.ranks)
+            news = f"{view.name}: {view.state}, {ready} of {view.tensor_parallel} rank(s) loaded"
+            if view.state is ModelState.FAILED:
+                reason = view.error or next(
+                    (rank.error for rank in view.ranks if rank.error), "no reason given"
+                )
+                say(f"{view.name}: loading failed: {reason}")
+                return False
+            if told.get(view.name) != news:
+                told[view.name] = news
+                say(news)
+        if len(views) == len(config.models) and all(view.state is not ModelState.LOADING for view in views):
+            return True
+        await asyncio.sleep(_POLL_S)

@@ -1,0 +1,1 @@
+"""The main job, shown on the real service: `python -m torpor.service.walkthrough`."""

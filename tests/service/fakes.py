@@ -1,0 +1,68 @@
+"""A model in memory: Inference whose answers are set by the test, behind the same gate as the in-memory ranks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from torpor.actors.messages import FinishReason, GateReason, GenerateRequest, TokenEvent
+from torpor.actors.ports import GateClosed, InvalidRequest, QueueFull
+
+
+@dataclass
+class MemoryInference:
+    """Says `words`, one an event, ids counted from 100. `gate` is asked at admission: None means open."""
+
+    models: tuple[str, ...] = ("chat",)
+    words: tuple[str, ...] = ("Par", "is", ".")
+    cached_tokens: int = 7
+    gate: Callable[[str], GateReason | str | None] = lambda model: None
+    invalid: str = ""
+    full: bool = False
+    delay_s: float = 0.0
+    fail_after: int | None = None  # events before the model breaks
+    endless: bool = False
+    end: FinishReason = FinishReason.STOP
+    seen: list[GenerateRequest] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)  # requests whose stream was closed before its end
+    running: set[str] = field(default_factory=set)
+
+    async def generate(self, model: str, request: GenerateRequest) -> AsyncIterator[TokenEvent]:
+        self.seen.append(request)
+        if model not in self.models:
+            raise KeyError(model)
+        reason = self.gate(model)
+        if reason is not None:
+            raise GateClosed(reason)
+        if self.invalid:
+            raise InvalidRequest(self.invalid)
+        if self.full:
+            raise QueueFull("1024 wait")
+        self.running.add(request.id)
+        ended = False
+        try:
+            async for event in self._events(request):
+                ended = event.finish_reason is not None
+                yield event
+        finally:
+            self.running.discard(request.id)
+            if not ended:
+                self.closed.append(request.id)
+
+    async def _events(self, request: GenerateRequest) -> AsyncIterator[TokenEvent]:
+        count = 0
+        while self.endless or count < len(self.words):
+            await asyncio.sleep(self.delay_s)
+            if self.fail_after is not None and count >= self.fail_after:
+                yield TokenEvent(request.id, finish_reason=FinishReason.ERROR, error="the step loop died")
+                return
+            yield TokenEvent(request.id, text=self.words[count % len(self.words)], token_ids=(100 + count,))
+            count += 1
+        yield TokenEvent(
+            request.id,
+            finish_reason=self.end,
+            prompt_tokens=9,
+            completion_tokens=count,
+            cached_tokens=self.cached_tokens,
+        )
