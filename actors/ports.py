@@ -27,6 +27,14 @@ class RankUnreachable(Exception):
     """The rank's process is gone: it will never answer again. A time-out is not this; that is `unknown`."""
 
 
+class ControlUnreachable(Exception):
+    """There is no coordinator now, or it does not come back in time; the text says what to do."""
+
+
+class KeyReused(Exception):
+    """An idempotency key came with another request before (C5); the text says what to do."""
+
+
 class RankPort(Protocol):
     """One rank as the coordinator sees it. Rank 0 is the leader: it has the gate.
 
@@ -59,10 +67,10 @@ class RankPort(Protocol):
 
 
 class Control(Protocol):
-    """What the front door asks of the coordinator."""
+    """What the front door asks of the coordinator. Every method may raise ControlUnreachable."""
 
     async def submit(self, request: OperationRequest) -> Operation:
-        """Start (or join, or refuse) an operation and return its record at once; a refusal is a finished one."""
+        """Start (or join, or refuse) an operation and return its record at once; a refusal is a finished one. Raises KeyReused."""
 
     async def wait(self, operation_id: str, timeout_s: float | None = None) -> Operation:
         """The record once it is finished, or as it is after timeout_s. KeyError when there is no such operation."""

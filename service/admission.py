@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,7 +47,7 @@ class Admission:
         return Problem(
             503,
             Code.GATE_CLOSED,
-            f"{model!r} admits no requests: {reason}.",
+            _with_detail(f"{model!r} admits no requests: {reason}", str(refusal)),
             hint=hint,
             headers={"Retry-After": str(self.retry_after_s.get(model, self.default_retry_after_s))},
             reason=reason,
@@ -67,8 +67,11 @@ class Admission:
         return Problem(400, Code.INVALID_REQUEST, str(refusal) or "The model cannot serve this request.")
 
 
+def _with_detail(text: str, detail: str) -> str:
+    """The gate's own words, unless they only repeat the reason."""
+    plain = not detail or detail.startswith("the gate is closed")
+    return f"{text}." if plain else f"{text} ({detail})."
+
+
 def admission_from(config: ClusterConfig, count: AdmissionCounter) -> Admission:
     return Admission({model.name: model.gate.retry_after_s for model in config.models}, count=count)
-
-
-AdmissionFactory = Callable[[AdmissionCounter], Admission]

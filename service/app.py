@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from structlog.typing import FilteringBoundLogger
 
-from torpor.actors.ports import Control, Inference
+from torpor.actors.ports import Control, ControlUnreachable, Inference, KeyReused
 from torpor.service.admission import Admission, AdmissionCounter
 from torpor.service.context import Context
 from torpor.service.docs import problem_response
@@ -107,6 +107,18 @@ def _answer_errors(app: FastAPI) -> None:
             ),
         )
 
+    async def on_reused(request: Request, error: Exception) -> Response:
+        return problem(
+            request, Problem(422, Code.IDEMPOTENCY_MISMATCH, str(error), hint="Send a new Idempotency-Key.")
+        )
+
+    async def on_unreachable(request: Request, error: Exception) -> Response:
+        hint = "It is restarted by itself; repeat after the time in Retry-After."
+        headers = {"Retry-After": "5"}
+        return problem(
+            request, Problem(503, Code.COORDINATOR_UNREACHABLE, str(error), hint=hint, headers=headers)
+        )
+
     async def on_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it; the log shows it
 
@@ -118,6 +130,8 @@ def _answer_errors(app: FastAPI) -> None:
         Problem: on_problem,
         RequestValidationError: on_validation,
         HTTPException: on_http,
+        KeyReused: on_reused,
+        ControlUnreachable: on_unreachable,
         ClientGone: on_gone,
         Exception: on_any,
     }

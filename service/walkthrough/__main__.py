@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -45,11 +46,13 @@ def main() -> int:
             service.start()
             with Client(service.url, timeout_s=300) as client:
                 walk(client, console)
+            # What a failure leaves for looking into, a success does not need.
             if arguments.keep:
                 stack.pop_all()
                 console.print(f"\nThe service goes on at {service.url}; end it with: kill {service.pid}")
             else:
                 service.stop()
+                shutil.rmtree(folder)
     except (StepFailed, ClientError, DefaultModelError) as error:
         print(f"\nwalk-through failed: {error}", file=sys.stderr)
         return 1
