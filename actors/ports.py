@@ -70,7 +70,10 @@ class Control(Protocol):
     """What the front door asks of the coordinator. Every method may raise ControlUnreachable."""
 
     async def submit(self, request: OperationRequest) -> Operation:
-        """Start (or join, or refuse) an operation and return its record at once; a refusal is a finished one. Raises KeyReused."""
+        """Start (or join, or refuse) an operation and return its record at once; a refusal is a finished one.
+
+        Raises KeyReused.
+        """
 
     async def wait(self, operation_id: str, timeout_s: float | None = None) -> Operation:
         """The record once it is finished, or as it is after timeout_s. KeyError when there is no such operation."""
