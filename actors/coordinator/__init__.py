@@ -1,1 +1,18 @@
 """The coordinator: a pure state machine, a journal, and Ray at the edge."""
+
+from torpor.actors.coordinator.budget import host_limit_bytes
+from torpor.actors.coordinator.coordinator import Coordinator
+from torpor.actors.coordinator.feed import Change
+from torpor.actors.coordinator.journal import Journal, JournalError
+from torpor.actors.coordinator.memory import Fault, MemoryCluster, MemoryRank
+
+__all__ = [
+    "Change",
+    "Coordinator",
+    "Fault",
+    "Journal",
+    "JournalError",
+    "MemoryCluster",
+    "MemoryRank",
+    "host_limit_bytes",
+]

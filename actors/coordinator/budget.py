@@ -1,0 +1,124 @@
+"""Bytes promised to running operations, per device and per node. A promise ends with its operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torpor.actors.messages import Refusal, RejectCode
+
+_UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
+_CGROUP_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+RESERVE_FRACTION = 0.1
+
+
+def read_text(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except OSError:
+        return None
+
+
+def host_limit_bytes(configured: int | None, read: Callable[[str], str | None] = read_text) -> int:
+    """What all ranks of a node may keep: as configured, or cgroup or machine less a tenth."""
+    if configured is not None:
+        return configured
+    limits = [int(text) for path in _CGROUP_FILES if (text := (read(path) or "max").strip()) != "max"]
+    for line in (read("/proc/meminfo") or "").splitlines():
+        if line.startswith("MemTotal:"):
+            limits.append(int(line.split()[1]) * 1024)
+    known = [limit for limit in limits if limit < _UNLIMITED]
+    return int(min(known) * (1 - RESERVE_FRACTION)) if known else _UNLIMITED
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A device of a node, or, with device "", the node's host memory."""
+
+    node: str
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One rank's: size_bytes more at `place`, which had free_bytes when asked."""
+
+    place: Place
+    size_bytes: int
+    free_bytes: int
+
+
+@dataclass(slots=True)
+class _Account:
+    base_bytes: int  # free before the first promise was taken up
+    promises: dict[str, int] = field(default_factory=dict)  # by operation
+
+    @property
+    def promised_bytes(self) -> int:
+        return sum(self.promises.values())
+
+
+class Budget:
+    """A promise may be taken up at any moment of its operation, so that the free bytes seen in between lie
+    anywhere from `base` to `base - promised`. Free for others is what neither device nor promises claim.
+    """
+
+    def __init__(self) -> None:
+        self._accounts: dict[Place, _Account] = {}
+
+    def reserved_bytes(self) -> int:
+        return sum(account.promised_bytes for account in self._accounts.values())
+
+    def free_bytes(self, place: Place, seen_bytes: int) -> int:
+        account = self._accounts.get(place)
+        if account is None:
+            return seen_bytes
+        return min(seen_bytes, max(seen_bytes, account.base_bytes) - account.promised_bytes)
+
+    def reserve(self, operation: str, needs: Iterable[Need]) -> Refusal | None:
+        """All needs, or none and the reason."""
+        by_place: dict[Place, list[Need]] = {}
+        for need in needs:
+            if need.size_bytes > 0:
+                by_place.setdefault(need.place, []).append(need)
+        for place, wanted in by_place.items():
+            size = sum(need.size_bytes for need in wanted)
+            free = self.free_bytes(place, min(need.free_bytes for need in wanted))
+            if size > free:
+                return _refusal(place, size, max(0, free))
+        for place, wanted in by_place.items():
+            seen = min(need.free_bytes for need in wanted)
+            account = self._accounts.setdefault(place, _Account(seen))
+            account.promises[operation] = sum(need.size_bytes for need in wanted)
+        return None
+
+    def release(self, operation: str, used: bool) -> None:
+        """The operation has ended; `used` when its bytes are really taken now."""
+        for place, account in list(self._accounts.items()):
+            size = account.promises.pop(operation, None)
+            if size is not None and used:
+                account.base_bytes -= size
+            if not account.promises:
+                del self._accounts[place]
+
+    def gave_back(self, place: Place, size_bytes: int) -> None:
+        """A sleep has freed bytes while others hold promises here."""
+        account = self._accounts.get(place)
+        if account is not None:
+            account.base_bytes += size_bytes
+
+
+def _refusal(place: Place, needed_bytes: int, free_bytes: int) -> Refusal:
+    sizes = f"needed {gib(needed_bytes)}, free {gib(free_bytes)}"
+    if place.device:
+        reason = f"{sizes} on {place.device} of node {place.node}; sleep another model there first"
+        return Refusal(RejectCode.DEVICE_MEMORY, reason, needed_bytes=needed_bytes, free_bytes=free_bytes)
+    reason = f"{sizes} for kept contents on node {place.node}; restore with none, or raise node.host_bytes"
+    return Refusal(RejectCode.HOST_MEMORY, reason, needed_bytes=needed_bytes, free_bytes=free_bytes)
+
+
+def gib(size_bytes: int) -> str:
+    if size_bytes >= 1 << 30:
+        return f"{size_bytes / (1 << 30):.1f} GiB"
+    return f"{size_bytes / (1 << 20):.1f} MiB"

@@ -1,0 +1,300 @@
+"""The coordinator: takes requests, runs one operation a model at a time, and tells what became of it.
+
+Plain asyncio; it knows neither Ray nor HTTP. State that must outlive it is in the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torpor.actors.config import ClusterConfig
+from torpor.actors.coordinator.execution import Execution
+from torpor.actors.coordinator.feed import Change, Feed
+from torpor.actors.coordinator.journal import Journal
+from torpor.actors.coordinator.reconcile import Reconciler
+from torpor.actors.coordinator.records import Published, effective_tags
+from torpor.actors.coordinator.runtime import ModelRuntime, Run
+from torpor.actors.messages import (
+    ModelState,
+    ModelView,
+    OnConflict,
+    Operation,
+    OperationRequest,
+    OperationState,
+    RankStatus,
+    Refusal,
+    RejectCode,
+)
+from torpor.actors.ports import RankPort, RankUnreachable
+
+STATUS_S = 2.0  # how long a listing waits for a rank
+REMEMBERED = 1000  # finished operations at hand without asking the journal
+MAX_WAITING = 64  # operations a model
+
+
+def new_operation_id() -> str:
+    return f"op-{uuid.uuid4().hex}"
+
+
+class Coordinator:
+    """Implements ports.Control. Life: construct, `attach` the ranks that live already, `start`, attach more.
+
+    now: Unix time. host_limit_bytes: what ranks of a node may keep (budget.host_limit_bytes).
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        journal: Journal,
+        *,
+        host_limit_bytes: int,
+        now: Callable[[], float] = time.time,
+        new_id: Callable[[], str] = new_operation_id,
+    ) -> None:
+        self.config = config
+        self.epoch = 0
+        self.feed = Feed()
+        self._journal = journal
+        self._now = now
+        self._new_id = new_id
+        self._models = {model.name: ModelRuntime(model, Published(model.name)) for model in config.models}
+        self._runs: dict[str, Run] = {}
+        self._finished: OrderedDict[str, Operation] = OrderedDict()
+        self._submitting = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._execution = Execution(config, journal, self._models, self.feed, host_limit_bytes, now)
+        self._reconciler = Reconciler(config, journal, self._execution, now)
+
+    # --- life ---
+
+    async def start(self) -> None:
+        """A new epoch; then settle whatever the last coordinator left of the models attached so far."""
+        self.epoch = self._execution.epoch = self.feed.epoch = await self._journal.next_epoch()
+        for name, published in (await self._journal.published()).items():
+            if name in self._models:
+                self._models[name].published = published
+        attached = [runtime for runtime in self._models.values() if runtime.ports]
+        await asyncio.gather(*(self._settle(runtime) for runtime in attached))
+
+    async def attach(self, model: str, ports: Sequence[RankPort]) -> None:
+        """These ranks are the model now. KeyError when it is not configured."""
+        runtime = self._models[model]
+        if len(ports) != runtime.config.tensor_parallel:
+            raise ValueError(f"{model!r} has {runtime.config.tensor_parallel} ranks, {len(ports)} were given")
+        runtime.ports = sorted(ports, key=lambda port: port.rank)
+        if self.epoch:
+            await self._settle(runtime)
+
+    async def fail(self, model: str, reason: str) -> None:
+        """Something outside has seen that this model cannot serve, e.g. that its loading failed."""
+        runtime = self._models[model]
+        runtime.published = runtime.published.changed(failed=reason)
+        await self._journal.publish(runtime.published)
+        self.feed.add(model=runtime.view())
+
+    async def close(self) -> None:
+        """Stop at once, wherever operations are. The next coordinator on this journal goes on with them."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _settle(self, runtime: ModelRuntime) -> None:
+        """In a task of its own when ranks do not answer, so that others need not wait for them."""
+        finished = await self._reconciler.settle(runtime)
+        for operation in finished:
+            self._remember(operation)
+        if runtime.doubt:
+            self._spawn(self._settle_later(runtime))
+
+    async def _settle_later(self, runtime: ModelRuntime) -> None:
+        pause_s = 1.0
+        while runtime.doubt:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 30.0)
+            for operation in await self._reconciler.settle(runtime):
+                self._remember(operation)
+
+    # --- requests ---
+
+    async def submit(self, request: OperationRequest) -> Operation:
+        """Start, join or refuse. Raises KeyReused."""
+        async with self._submitting:
+            if request.idempotency_key is not None:
+                known = await self._journal.find_key(request, self._now())
+                if known is not None:
+                    run = self._runs.get(known.id)
+                    return run.operation if run is not None else known
+            runtime = self._models.get(request.model)
+            refusal = self._refusal(runtime, request)
+            if runtime is None or refusal is not None:
+                assert refusal is not None
+                return await self._refuse(request, refusal)
+            joined = runtime.joinable(request)
+            if joined is not None:
+                await self._journal.bind_key(request, joined.operation.id, self._now())
+                return joined.operation
+            refusal = self._conflict(runtime, request)
+            if refusal is not None:
+                return await self._refuse(request, refusal)
+            run = Run(self._new_operation(runtime, request), request)
+            await self._journal.begin(run.operation, request, self._now())
+            self._start(runtime, run)
+            return run.operation
+
+    def _refusal(self, runtime: ModelRuntime | None, request: OperationRequest) -> Refusal | None:
+        if runtime is None:
+            names = ", ".join(sorted(self._models)) or "none"
+            return Refusal(RejectCode.UNKNOWN_MODEL, f"no model {request.model!r}; there are: {names}")
+        known = runtime.published.tags
+        for tag in (*(request.tags or ()), *request.restore):
+            if known and tag not in known:
+                return Refusal(
+                    RejectCode.UNKNOWN_TAG, f"no tag {tag!r}; {request.model!r} has {', '.join(known)}", tag
+                )
+        state = runtime.state()
+        may_wait = request.on_conflict is OnConflict.WAIT and state is not ModelState.FAILED
+        if state in (ModelState.LOADING, ModelState.RECOVERING, ModelState.FAILED) and not may_wait:
+            why = (
+                f": {runtime.published.failed or runtime.doubt}"
+                if runtime.published.failed or runtime.doubt
+                else ""
+            )
+            return Refusal(RejectCode.WRONG_STATE, f"{request.model!r} is {state}{why}")
+        return None
+
+    def _conflict(self, runtime: ModelRuntime, request: OperationRequest) -> Refusal | None:
+        running = runtime.running
+        if running is None:
+            return None
+        if request.on_conflict is OnConflict.REJECT:
+            what = f"operation {running.operation.id} ({running.request.kind}) runs on {request.model!r}"
+            return Refusal(
+                RejectCode.CONFLICT, f"{what}; wait for it, cancel it, or ask with on_conflict wait"
+            )
+        if len(runtime.queue) >= MAX_WAITING:
+            return Refusal(
+                RejectCode.CONFLICT, f"{MAX_WAITING} operations wait for {request.model!r}; try later"
+            )
+        return None
+
+    def _new_operation(self, runtime: ModelRuntime | None, request: OperationRequest) -> Operation:
+        known = runtime.published.tags if runtime is not None else ()
+        return Operation(
+            id=self._new_id(),
+            kind=request.kind,
+            model=request.model,
+            state=OperationState.RUNNING,
+            tags=list(effective_tags(request, known)),
+            restore={tag: mode.value for tag, mode in request.restore.items()},
+            created_at=self._now(),
+            dry_run=request.dry_run,
+        )
+
+    async def _refuse(self, request: OperationRequest, refusal: Refusal) -> Operation:
+        operation = self._new_operation(self._models.get(request.model), request)
+        operation.state = OperationState.REJECTED
+        operation.code, operation.reason = refusal.code, refusal.reason
+        operation.finished_at = self._now()
+        await self._journal.begin(operation, request, self._now())
+        self._remember(operation)
+        return operation
+
+    def _start(self, runtime: ModelRuntime, run: Run) -> None:
+        self._runs[run.operation.id] = run
+        runtime.queue.append(run)
+        if runtime.running is run:
+            run.turn.set()
+        self.feed.add(operation=run.operation)
+        self._spawn(self._carry_out(runtime, run))
+
+    async def _carry_out(self, runtime: ModelRuntime, run: Run) -> None:
+        await self._execution.run(runtime, run)
+        runtime.queue.remove(run)
+        if runtime.queue:
+            runtime.queue[0].turn.set()
+        self._remember(run.operation)
+        del self._runs[run.operation.id]
+        run.done.set()
+        self.feed.add(operation=run.operation, model=runtime.view())
+        if runtime.doubt:
+            self._spawn(self._settle_later(runtime))
+
+    def _remember(self, operation: Operation) -> None:
+        self._finished[operation.id] = operation
+        while len(self._finished) > REMEMBERED:
+            self._finished.popitem(last=False)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- questions ---
+
+    async def wait(self, operation_id: str, timeout_s: float | None = None) -> Operation:
+        run = self._runs.get(operation_id)
+        if run is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await run.done.wait()
+            return run.operation
+        return await self.operation(operation_id)
+
+    async def operation(self, operation_id: str) -> Operation:
+        if operation_id in self._runs:
+            return self._runs[operation_id].operation
+        found = self._finished.get(operation_id) or await self._journal.operation(operation_id)
+        if found is None:
+            raise KeyError(f"no operation {operation_id!r}; the journal keeps the last ones only")
+        return found
+
+    async def operations(self, model: str | None = None, limit: int = 100) -> list[Operation]:
+        stored = await self._journal.operations(model, limit)
+        return [self._runs[found.id].operation if found.id in self._runs else found for found in stored]
+
+    async def cancel(self, operation_id: str) -> bool:
+        run = self._runs.get(operation_id)
+        if run is None:
+            await self.operation(operation_id)  # KeyError for an unknown one
+            return False
+        if run.driver is not None:
+            return run.driver.cancel()
+        run.cancelled = True
+        run.turn.set()
+        return True
+
+    async def models(self, detail: bool = False) -> list[ModelView]:
+        if detail:
+            return list(await asyncio.gather(*(self.model(name) for name in self._models)))
+        return [runtime.view() for runtime in self._models.values()]
+
+    async def model(self, name: str) -> ModelView:
+        runtime = self._models.get(name)
+        if runtime is None:
+            raise KeyError(f"no model {name!r}")
+        statuses = await asyncio.gather(*(self._status(runtime, port) for port in runtime.ports))
+        return runtime.view(statuses)
+
+    async def _status(self, runtime: ModelRuntime, port: RankPort) -> RankStatus:
+        try:
+            async with asyncio.timeout(STATUS_S):
+                status = await port.status()
+        except TimeoutError:
+            return runtime.unknown_status(port.rank, f"unknown: no answer within {STATUS_S:g} s")
+        except RankUnreachable as error:
+            return replace(runtime.unknown_status(port.rank, f"gone: {error}"), loaded=False)
+        except Exception as error:
+            return runtime.unknown_status(port.rank, f"unknown: {type(error).__name__}: {error}")
+        runtime.statuses[port.rank] = status
+        return status
+
+    def subscribe(self, after: int | None = None) -> AsyncIterator[Change]:
+        """Changes of models and operations from now on, or after a sequence number."""
+        return self.feed.listen(after)

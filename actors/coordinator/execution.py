@@ -1,0 +1,256 @@
+"""Carries an accepted operation out: its turn, its bytes, its devices, its decision, its outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from torpor.actors.config import ClusterConfig
+from torpor.actors.coordinator.budget import Budget, Need, Place
+from torpor.actors.coordinator.driver import GRACE_S, Driver
+from torpor.actors.coordinator.feed import Feed
+from torpor.actors.coordinator.journal import Journal, JournalError
+from torpor.actors.coordinator.machine import Machine
+from torpor.actors.coordinator.records import Published, effective_tags, fill, phase_bytes
+from torpor.actors.coordinator.runtime import ModelRuntime, Run
+from torpor.actors.coordinator.steps import PHASE_OF, Step
+from torpor.actors.messages import (
+    Kind,
+    ModelState,
+    OperationState,
+    PhaseRecord,
+    RankStatus,
+    Refusal,
+    RejectCode,
+    RestoreMode,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Execution:
+    """Budgets and device locks of the cluster, and the way of an operation through them."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        journal: Journal,
+        models: Mapping[str, ModelRuntime],
+        feed: Feed,
+        host_limit_bytes: int,
+        now: Callable[[], float],
+    ) -> None:
+        self.epoch = 0
+        self.budget = Budget()
+        self._config = config
+        self._journal = journal
+        self._models = models
+        self._feed = feed
+        self._host_limit_bytes = host_limit_bytes
+        self._now = now
+        self._device_locks: dict[Place, asyncio.Lock] = {}
+
+    async def run(self, runtime: ModelRuntime, run: Run) -> None:
+        """From waiting for its turn to the journaled outcome."""
+        refusal = await self._take_turn(runtime, run)
+        if refusal is not None:
+            run.operation.state = OperationState.REJECTED
+            run.operation.code, run.operation.reason = refusal.code, refusal.reason
+            await self._finish(runtime, run, None)
+            return
+        await self.drive(runtime, run)
+
+    async def _take_turn(self, runtime: ModelRuntime, run: Run) -> Refusal | None:
+        limit_s = run.request.timeout_s
+        if limit_s is None:
+            limit_s = self._config.deadlines.load_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await run.turn.wait()
+                if not run.cancelled:
+                    await runtime.ready.wait()
+        except TimeoutError:
+            return Refusal(
+                RejectCode.CONFLICT, f"its turn did not come within {limit_s:g} s; nothing was changed"
+            )
+        if run.cancelled:
+            return Refusal(RejectCode.CANCELLED, "cancelled while it waited; nothing was changed")
+        if runtime.state() is ModelState.FAILED:
+            return Refusal(
+                RejectCode.WRONG_STATE, f"{run.request.model!r} is failed: {runtime.published.failed}"
+            )
+        return None
+
+    async def drive(
+        self, runtime: ModelRuntime, run: Run, begin: Step = Step.SURVEY, statuses: Sequence[RankStatus] = ()
+    ) -> None:
+        """The phases, from the first, or from where a coordinator before this one has left them."""
+        machine = run.machine = Machine(run.operation.id, run.request, self.epoch, len(runtime.ports))
+        own = _OwnSteps(self, runtime, run)
+        driver = run.driver = Driver(
+            machine, runtime.ports, own, self._config.deadlines, lambda step: self._record_step(run, step)
+        )
+        used = False
+        try:
+            await driver.run(begin, statuses)
+            fill(run.operation, machine)
+            assert machine.verdict is not None
+            run.operation.state = machine.verdict
+            published = await self._outcome(runtime, run)
+            used = run.operation.state is OperationState.SUCCEEDED and not run.operation.dry_run
+            await self._finish(runtime, run, published)
+        finally:
+            self.budget.release(run.operation.id, used)
+            run.release_locks()
+
+    def _record_step(self, run: Run, step: Step) -> None:
+        now_s = asyncio.get_running_loop().time()
+        phases = run.operation.phases
+        name = PHASE_OF.get(step)
+        if step in (Step.WITHDRAW, Step.ABORT):
+            name = phases[-1].name if phases else name  # undoing belongs to what it undoes
+        if phases and phases[-1].name is not name:
+            phases[-1].seconds = now_s - run.phase_began_s
+        if name is not None and (not phases or phases[-1].name is not name):
+            phases.append(PhaseRecord(name, started_at=self._now()))
+            run.phase_began_s = now_s
+            runtime = self._models.get(run.request.model)
+            if runtime is not None:
+                self._feed.add(operation=run.operation, model=runtime.view())
+
+    async def _outcome(self, runtime: ModelRuntime, run: Run) -> Published | None:
+        """What is to be published; None = as before."""
+        machine, operation, published = run.machine, run.operation, runtime.published
+        assert machine is not None
+        for phase in operation.phases:
+            phase.bytes = phase_bytes(machine, phase.name)
+        if operation.state is OperationState.FAILED:
+            reason = (
+                f"{operation.kind} {operation.id} failed: {operation.reason or 'not all ranks committed'}"
+            )
+            operation.reason = operation.reason or "not all ranks committed; recover the model"
+            operation.code = operation.code or RejectCode.RANK_FAILED
+            return published.changed(failed=reason)
+        if operation.state is OperationState.REJECTED or operation.dry_run:
+            return None
+        if not machine.noop:
+            await self.look(runtime)
+        parked, undefined = self._contents(runtime, run)
+        hold = bool(parked) and (
+            published.hold
+            if operation.kind is Kind.WAKE
+            else not run.request.wake_on_request or published.hold
+        )
+        tags = tuple(sorted({tag for status in runtime.statuses.values() for tag in status.tags}))
+        return published.changed(
+            tags=tags, parked_tags=parked, undefined_tags=undefined, hold=hold, failed=""
+        )
+
+    async def look(self, runtime: ModelRuntime) -> None:
+        """Ask every rank how it is; who does not answer in time keeps the status that it had."""
+
+        async def ask(rank: int) -> None:
+            try:
+                async with asyncio.timeout(GRACE_S):
+                    runtime.statuses[rank] = await runtime.ports[rank].status()
+            except Exception as error:
+                log.warning("rank %d of %s told no status: %s", rank, runtime.config.name, error)
+
+        await asyncio.gather(*(ask(rank) for rank in range(len(runtime.ports))))
+
+    def _contents(self, runtime: ModelRuntime, run: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(parked, undefined) tags after a success: as ranks told since, else as must have become."""
+        wanted = set(effective_tags(run.request, runtime.published.tags))
+        parked: set[str] = set()
+        undefined: set[str] = set()
+        for status in runtime.statuses.values():
+            if status.operation == run.operation.id or (run.machine and run.machine.noop):
+                parked |= set(status.parked_tags)
+                undefined |= set(status.undefined_tags)
+            elif run.request.kind is Kind.SLEEP:
+                parked |= set(status.parked_tags) | wanted
+                undefined |= set(status.undefined_tags) - wanted
+            else:
+                parked |= set(status.parked_tags) - wanted
+                undefined |= set(status.undefined_tags) | (_without_contents(status) & wanted)
+        return tuple(sorted(parked)), tuple(sorted(undefined))
+
+    async def _finish(self, runtime: ModelRuntime, run: Run, published: Published | None) -> None:
+        operation = run.operation
+        operation.finished_at = self._now()
+        if operation.phases:
+            operation.phases[-1].seconds = asyncio.get_running_loop().time() - run.phase_began_s
+        if published is not None:
+            runtime.published = published
+        try:
+            await self._journal.finish(operation, published, operation.finished_at)
+        except JournalError as error:
+            # The memory is as the outcome says; the next start finds the operation open and settles it alike.
+            log.error("the outcome of %s could not be written: %s", operation.id, error)
+
+    # --- the coordinator's own steps ---
+
+    def reserve(self, runtime: ModelRuntime, run: Run, machine: Machine) -> Refusal | None:
+        needs: list[Need] = []
+        for slot in machine.slots:
+            if slot.status is None or slot.plan is None:
+                continue
+            runtime.statuses[slot.rank] = slot.status
+            place, host = Place(slot.status.node, slot.status.device_id), Place(slot.status.node)
+            needs.append(Need(place, slot.plan.device_bytes, slot.status.device_free_bytes))
+            needs.append(
+                Need(host, slot.plan.host_bytes, self._host_limit_bytes - self.kept_bytes(host.node))
+            )
+        return self.budget.reserve(run.operation.id, needs)
+
+    def kept_bytes(self, node: str) -> int:
+        """Host bytes that all ranks of a node keep, as they last told."""
+        return sum(
+            int(str(row.get("host_bytes", 0)))
+            for runtime in self._models.values()
+            for status in runtime.statuses.values()
+            if status.node == node
+            for row in status.memory
+        )
+
+    async def take_locks(self, run: Run, machine: Machine) -> None:
+        """All devices of the model, in one order for all: no two operations wait for each other (C4)."""
+        places = {
+            Place(slot.status.node, slot.status.device_id)
+            for slot in machine.slots
+            if slot.status is not None
+        }
+        for place in sorted(places, key=lambda place: (place.node, place.device)):
+            lock = self._device_locks.setdefault(place, asyncio.Lock())
+            await lock.acquire()
+            run.locks.append(lock)
+
+    async def write_decision(self, run: Run) -> None:
+        await self._journal.decide(run.operation.id)
+
+
+class _OwnSteps:
+    """driver.OwnSteps of one run."""
+
+    def __init__(self, execution: Execution, runtime: ModelRuntime, run: Run) -> None:
+        self._execution = execution
+        self._runtime = runtime
+        self._run = run
+
+    async def reserve(self, machine: Machine) -> Refusal | None:
+        return self._execution.reserve(self._runtime, self._run, machine)
+
+    async def take_locks(self, machine: Machine) -> Refusal | None:
+        await self._execution.take_locks(self._run, machine)
+        return None
+
+    async def write_decision(self, machine: Machine) -> Refusal | None:
+        await self._execution.write_decision(self._run)
+        return None
+
+
+def _without_contents(status: RankStatus) -> set[str]:
+    """Tags that sleep with a mode that keeps nothing, of those whose contents a model needs."""
+    lost = (RestoreMode.NONE.value, RestoreMode.MEMSET.value)
+    return {str(row["tag"]) for row in status.memory if row.get("mode") in lost and row["tag"] == "weights"}

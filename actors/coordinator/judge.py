@@ -1,0 +1,50 @@
+"""What becomes of an operation that a coordinator left behind: the in-doubt table, in pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from torpor.actors.messages import LedgerPhase, RankStatus
+
+
+class Judgement(StrEnum):
+    FORWARD = "forward"  # commit, then publish
+    ABORT = "abort"
+
+
+_COMMITTING = (LedgerPhase.COMMITTING, LedgerPhase.COMMITTED)
+
+
+def judge(operation: str, decided: bool, statuses: Mapping[int, RankStatus]) -> Judgement:
+    """statuses: of the ranks that are there; the others are gone.
+
+    One committed rank proves a decision, even where the journal has lost it. A decision that no rank has
+    anything staged for was never told to anyone (writing it failed in the end), or ended with its ranks.
+    """
+    ours = [status for status in statuses.values() if status.operation == operation]
+    if any(status.ledger_phase in _COMMITTING or status.ledger_phase is LedgerPhase.IDLE for status in ours):
+        return Judgement.FORWARD
+    staged = any(status.ledger_phase is LedgerPhase.STAGED for status in ours)
+    return Judgement.FORWARD if decided and staged else Judgement.ABORT
+
+
+def in_doubt(statuses: Mapping[int, RankStatus]) -> list[str]:
+    """Operations that some rank has begun and not ended, whatever the journal says of them."""
+    found = [
+        status.operation
+        for status in statuses.values()
+        if status.operation is not None and status.ledger_phase is not LedgerPhase.IDLE
+    ]
+    return list(dict.fromkeys(found))
+
+
+def disagreement(statuses: Mapping[int, RankStatus]) -> str:
+    """Why these ranks cannot serve as one model; empty when they can."""
+    parked = {rank: status.parked_tags for rank, status in statuses.items()}
+    if len({tuple(sorted(tags)) for tags in parked.values()}) > 1:
+        told = "; ".join(
+            f"rank {rank}: {', '.join(tags) or 'nothing'}" for rank, tags in sorted(parked.items())
+        )
+        return f"the ranks have different tags parked ({told}); recover the model"
+    return ""

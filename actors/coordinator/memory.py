@@ -1,0 +1,280 @@
+"""Ranks that live in this process: real promises, memory that is only counted, scripted faults.
+
+For tests of the coordinator and of everything that speaks to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TypeVar
+
+from torpor.actors.config import ClusterConfig
+from torpor.actors.coordinator.memory_ledger import MemoryDevice, MemoryLedger
+from torpor.actors.messages import (
+    DrainMode,
+    DrainSpec,
+    GateReason,
+    Kind,
+    LedgerPhase,
+    OperationRequest,
+    PhaseCall,
+    PhaseReply,
+    RankStatus,
+    Refusal,
+    RejectCode,
+)
+from torpor.actors.ports import RankUnreachable
+
+T = TypeVar("T")
+
+
+class Fault(StrEnum):
+    REFUSE = "refuse"  # ok False, nothing done
+    RAISE = "raise"
+    HANG = "hang"  # nothing done, no answer ever
+    LOSE = "lose"  # done, but the answer never arrives
+    DIE = "die"  # the process is gone before it does anything
+    DIE_AFTER = "die_after"  # ... and after it has done it
+    STALE = "stale"  # done, but the answer carries another epoch
+    OTHER_DIGEST = "other_digest"  # a plan that differs from the others'
+
+
+@dataclass(slots=True)
+class MemoryGate:
+    """The leader's door."""
+
+    open: bool = True
+    reason: GateReason | None = None
+    running: int = 0  # requests; tests set it
+    before: tuple[bool, GateReason | None] | None = None  # the operation in hand found it so
+
+    def close(self, reason: GateReason) -> None:
+        if self.before is None:
+            self.before = (self.open, self.reason)
+        self.open, self.reason = False, reason
+
+    def put_back(self) -> None:
+        if self.before is not None:
+            self.open, self.reason = self.before
+        self.before = None
+
+
+@dataclass(eq=False)
+class MemoryRank:
+    """RankPort. `fault` scripts what goes wrong, `delay_s` how long a method takes; `on_call` sees calls."""
+
+    model: str
+    rank: int
+    device: MemoryDevice
+    ledger: MemoryLedger
+    incarnation: str = "incarnation-1"
+    node: str = "node-0"
+    loaded: bool = True
+    gate: MemoryGate = field(default_factory=MemoryGate)
+    epoch: int = 0
+    dead: bool = False
+    delay_s: dict[str, float] = field(default_factory=dict)
+    on_call: Callable[[str, str, MemoryRank], None] | None = None  # ("before" or "after", method, rank)
+    calls: list[str] = field(default_factory=list)
+    _faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
+    _lease: asyncio.TimerHandle | None = None
+    _running: set[asyncio.Task[object]] = field(default_factory=set)
+
+    def fault(self, method: str, fault: Fault, times: int = 1) -> None:
+        self._faults[method].extend([fault] * times)
+
+    def die(self) -> None:
+        """The process ends, and the kernel takes its memory."""
+        self.dead = True
+        self.gate.open, self.gate.reason = False, GateReason.FAILED
+        self.ledger.drop_everything()
+
+    async def status(self) -> RankStatus:
+        return await self._answer("status", self._status)
+
+    async def preflight(self, call: PhaseCall, request: OperationRequest) -> PhaseReply:
+        return await self._phase("preflight", call, lambda: self.ledger.preflight(call, request))
+
+    async def drain(self, call: PhaseCall, spec: DrainSpec, timeout_s: float, lease_s: float) -> PhaseReply:
+        self.gate.close(GateReason.DRAINING)
+        waited_s = 0.0
+        while spec.mode is DrainMode.FINISH and self.gate.running and waited_s < timeout_s and not self.dead:
+            await asyncio.sleep(0.05)
+            waited_s += 0.05
+        return await self._phase("drain", call, lambda: self._drained(spec, timeout_s, lease_s))
+
+    async def stage(self, call: PhaseCall, timeout_s: float) -> PhaseReply:
+        return await self._phase("stage", call, lambda: self._staged(call))
+
+    async def commit(self, call: PhaseCall) -> PhaseReply:
+        return await self._phase("commit", call, lambda: self.ledger.commit(call))
+
+    async def abort(self, call: PhaseCall) -> PhaseReply:
+        return await self._phase("abort", call, lambda: self._aborted(call))
+
+    async def publish(self, call: PhaseCall) -> PhaseReply:
+        return await self._phase("publish", call, lambda: self._published(call))
+
+    def _status(self) -> RankStatus:
+        ledger = self.ledger
+        return RankStatus(
+            model=self.model,
+            rank=self.rank,
+            incarnation=self.incarnation,
+            node=self.node,
+            pid=1000 + self.rank,
+            epoch=self.epoch,
+            loaded=self.loaded,
+            ledger_phase=ledger.phase,
+            operation=ledger.operation,
+            kind=ledger.kind,
+            tags=tuple(sorted(ledger.sizes)),
+            parked_tags=tuple(sorted(ledger.parked)),
+            undefined_tags=tuple(sorted(ledger.undefined)),
+            device_kind="memory",
+            device_id=self.device.id,
+            device_free_bytes=self.device.free_bytes,
+            device_total_bytes=self.device.capacity_bytes,
+            memory=ledger.memory(),
+            gate_open=self.rank == 0 and self.gate.open,
+            gate_reason=self.gate.reason if self.rank == 0 else None,
+            live_sequences=self.gate.running,
+        )
+
+    def _drained(self, spec: DrainSpec, timeout_s: float, lease_s: float) -> PhaseReply:
+        if spec.mode is DrainMode.FINISH and self.gate.running:
+            self.gate.put_back()
+            still = f"{self.gate.running} requests still ran after {timeout_s:g} s"
+            why = f"{still}; drain with mode abort, or wait longer"
+            return self.ledger.refuse(Refusal(RejectCode.DRAIN_TIMEOUT, why))
+        aborted, self.gate.running = self.gate.running, 0
+        self._lease = asyncio.get_running_loop().call_later(lease_s, self._lease_over)
+        return replace(self.ledger.accept(), aborted_requests=aborted)
+
+    def _lease_over(self) -> None:
+        if self.ledger.phase is LedgerPhase.IDLE and not self.dead:
+            self.gate.put_back()
+
+    def _staged(self, call: PhaseCall) -> PhaseReply:
+        reply = self.ledger.stage(call)
+        if reply.ok:
+            kind = self.ledger.kind
+            self.gate.close(GateReason.SLEEPING if kind is Kind.SLEEP else GateReason.WAKING)
+        return reply
+
+    def _aborted(self, call: PhaseCall) -> PhaseReply:
+        reply = self.ledger.abort(call)
+        if reply.ok:
+            self._end_lease()
+            self.gate.put_back()
+        return reply
+
+    def _published(self, call: PhaseCall) -> PhaseReply:
+        reply = self.ledger.publish(call)
+        if reply.ok:
+            self._end_lease()
+            self.gate.before = None
+            parked, undefined = self.ledger.parked, self.ledger.undefined
+            reason = GateReason.ASLEEP if parked else GateReason.CONTENTS_UNDEFINED if undefined else None
+            self.gate.open, self.gate.reason = reason is None, reason
+        return reply
+
+    def _end_lease(self) -> None:
+        if self._lease is not None:
+            self._lease.cancel()
+            self._lease = None
+
+    async def _phase(self, method: str, call: PhaseCall, body: Callable[[], PhaseReply]) -> PhaseReply:
+        def answer() -> PhaseReply:
+            if call.epoch < self.epoch:
+                reply = self.ledger.refuse(Refusal(RejectCode.REFUSED, f"epoch {call.epoch} is over"))
+            elif fault is Fault.REFUSE:
+                reply = self.ledger.refuse(
+                    Refusal(RejectCode.REFUSED, f"rank {self.rank} refuses, as scripted")
+                )
+            else:
+                self.epoch = call.epoch
+                reply = body()
+            epoch = call.epoch - 1 if fault is Fault.STALE else call.epoch
+            digest = f"{reply.digest}!" if fault is Fault.OTHER_DIGEST else reply.digest
+            return replace(
+                reply,
+                operation=call.operation,
+                phase=call.phase,
+                epoch=epoch,
+                rank=self.rank,
+                incarnation=self.incarnation,
+                digest=digest,
+            )
+
+        fault = self._faults[method].popleft() if self._faults[method] else None
+        return await self._answer(method, answer, fault)
+
+    async def _answer(self, method: str, body: Callable[[], T], fault: Fault | None = None) -> T:
+        """In a task of its own: a caller that goes away stops nothing."""
+        if method == "status" and self._faults[method]:
+            fault = self._faults[method].popleft()
+        task = asyncio.create_task(self._do(method, body, fault))
+        self._running.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    def _forget(self, task: asyncio.Task[object]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen, also when the caller has gone
+
+    async def _do(self, method: str, body: Callable[[], T], fault: Fault | None) -> T:
+        self.calls.append(method)
+        self._notify("before", method)
+        if fault is Fault.DIE:
+            self.die()
+        if self.delay_s.get(method):
+            await asyncio.sleep(self.delay_s[method])
+        self._must_live()
+        if fault is Fault.RAISE:
+            raise RuntimeError(f"rank {self.rank} raises in {method}, as scripted")
+        if fault is Fault.HANG:
+            await asyncio.Event().wait()
+        result = body()
+        self._notify("after", method)
+        if fault is Fault.DIE_AFTER:
+            self.die()
+        self._must_live()
+        if fault is Fault.LOSE:
+            await asyncio.Event().wait()
+        return result
+
+    def _notify(self, moment: str, method: str) -> None:
+        if self.on_call is not None:
+            self.on_call(moment, method, self)
+
+    def _must_live(self) -> None:
+        if self.dead:
+            raise RankUnreachable(f"rank {self.rank} of {self.model!r} is gone")
+
+
+@dataclass
+class MemoryCluster:
+    """Ranks by model, on devices that they share as GPUs: rank r of a model is on device r mod count."""
+
+    devices: list[MemoryDevice]
+    ranks: dict[str, list[MemoryRank]]
+
+    @staticmethod
+    def build(config: ClusterConfig, tags: Mapping[str, int] | None = None) -> MemoryCluster:
+        """tags: bytes by tag on each rank; None = weights 100 MiB, kv_cache 50 MiB."""
+        sizes = dict(tags) if tags is not None else {"weights": 100 << 20, "kv_cache": 50 << 20}
+        count = max([config.device.count, *(model.tensor_parallel for model in config.models)])
+        devices = [MemoryDevice(f"memory:{i}", config.device.host_capacity_bytes) for i in range(count)]
+        ranks: dict[str, list[MemoryRank]] = {}
+        for model in config.models:
+            ranks[model.name] = []
+            for rank in range(model.tensor_parallel):
+                ledger = MemoryLedger(f"{model.name}/{rank}", devices[rank], sizes, dict(model.restore_modes))
+                ranks[model.name].append(MemoryRank(model.name, rank, devices[rank], ledger))
+        return MemoryCluster(devices, ranks)

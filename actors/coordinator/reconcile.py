@@ -1,0 +1,156 @@
+"""Settles what a coordinator before this one, or a time-out, has left open on a model's ranks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torpor.actors.config import ClusterConfig
+from torpor.actors.coordinator.execution import Execution
+from torpor.actors.coordinator.journal import Journal
+from torpor.actors.coordinator.judge import Judgement, disagreement, in_doubt, judge
+from torpor.actors.coordinator.runtime import ModelRuntime, Run
+from torpor.actors.coordinator.steps import Step
+from torpor.actors.messages import (
+    Kind,
+    Operation,
+    OperationRequest,
+    OperationState,
+    RankStatus,
+    RejectCode,
+)
+from torpor.actors.ports import RankUnreachable
+
+
+@dataclass(slots=True)
+class _Survey:
+    """Who answered, who is gone for good, and who has said nothing yet."""
+
+    there: dict[int, RankStatus] = field(default_factory=dict)
+    gone: dict[int, str] = field(default_factory=dict)
+    silent: dict[int, str] = field(default_factory=dict)
+
+
+class Reconciler:
+    """Brings a model from whatever is found to one of: ready, failed, or in doubt (to be tried again)."""
+
+    def __init__(
+        self, config: ClusterConfig, journal: Journal, execution: Execution, now: Callable[[], float]
+    ) -> None:
+        self._config = config
+        self._journal = journal
+        self._execution = execution
+        self._now = now
+
+    async def settle(self, runtime: ModelRuntime) -> list[Operation]:
+        """The operations that this has ended. Sets runtime.ready, or runtime.doubt, or published.failed."""
+        runtime.ready.clear()
+        survey = await self._survey(runtime)
+        if survey.silent:
+            runtime.doubt = "; ".join(survey.silent.values())
+            return []
+        runtime.doubt = ""
+        finished = await self._settle_operations(runtime, survey)
+        survey = await self._survey(runtime)
+        if survey.silent:
+            runtime.doubt = "; ".join(survey.silent.values())
+            return finished
+        await self._publish(runtime, survey)
+        if not runtime.published.failed:
+            runtime.ready.set()
+        return finished
+
+    async def _survey(self, runtime: ModelRuntime) -> _Survey:
+        survey = _Survey()
+        timeout_s = self._config.deadlines.preflight_s
+
+        async def ask(rank: int) -> None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    status = await runtime.ports[rank].status()
+            except RankUnreachable as error:
+                survey.gone[rank] = f"rank {rank} is gone: {error}"
+            except TimeoutError:
+                survey.silent[rank] = f"rank {rank} did not answer within {timeout_s:g} s"
+            except Exception as error:
+                survey.silent[rank] = f"rank {rank} told no status: {type(error).__name__}: {error}"
+            else:
+                if status.loaded:
+                    survey.there[rank] = runtime.statuses[rank] = status
+                else:
+                    survey.silent[rank] = (
+                        f"rank {rank} is not loaded{f': {status.error}' if status.error else ''}"
+                    )
+
+        await asyncio.gather(*(ask(rank) for rank in range(len(runtime.ports))))
+        return survey
+
+    async def _settle_operations(self, runtime: ModelRuntime, survey: _Survey) -> list[Operation]:
+        name = runtime.config.name
+        known = [found for found in await self._journal.unfinished() if found[0].model == name]
+        ids = {operation.id for operation, _, _ in known}
+        for stray in in_doubt(survey.there):
+            if stray not in ids:
+                known.append(await self._stray(runtime, stray, survey))
+        finished = []
+        for operation, request, decided in known:
+            run = Run(operation, request)
+            if judge(operation.id, decided, survey.there) is Judgement.FORWARD:
+                if not decided:
+                    await self._journal.decide(operation.id)
+                begin = Step.COMMIT
+            else:
+                operation.code = RejectCode.CANCELLED
+                operation.reason = (
+                    "the coordinator restarted before the decision; nothing was changed, ask again"
+                )
+                begin = Step.ABORT
+            await self._execution.drive(runtime, run, begin, list(survey.there.values()))
+            finished.append(operation)
+        return finished
+
+    async def _stray(
+        self, runtime: ModelRuntime, operation_id: str, survey: _Survey
+    ) -> tuple[Operation, OperationRequest, bool]:
+        """An operation that ranks hold and the journal does not know as running: lost, or ended as failed."""
+        status = next(found for found in survey.there.values() if found.operation == operation_id)
+        decided = await self._journal.is_decided(operation_id)
+        kind = status.kind or Kind.SLEEP
+        request = OperationRequest(kind, runtime.config.name)
+        operation = await self._journal.operation(operation_id)
+        if operation is None:
+            operation = Operation(
+                operation_id,
+                kind,
+                runtime.config.name,
+                OperationState.RUNNING,
+                [],
+                {},
+                created_at=self._now(),
+            )
+            await self._journal.begin(operation, request, self._now())
+        return operation, request, decided
+
+    async def _publish(self, runtime: ModelRuntime, survey: _Survey) -> None:
+        failed = "; ".join(survey.gone.values()) or disagreement(survey.there)
+        stuck = in_doubt(survey.there)
+        if stuck and not failed:
+            failed = f"operation {', '.join(stuck)} could not be ended on every rank"
+        old = runtime.published
+        if failed:
+            new = old.changed(failed=failed)
+        else:
+            parked = survey.there[0].parked_tags
+            new = old.changed(
+                tags=tuple(sorted({tag for status in survey.there.values() for tag in status.tags})),
+                parked_tags=tuple(sorted(parked)),
+                undefined_tags=tuple(
+                    sorted({t for status in survey.there.values() for t in status.undefined_tags})
+                ),
+                hold=old.hold and bool(parked),
+                failed="",
+            )
+        runtime.published = new
+        if new != old:
+            await self._journal.publish(new)

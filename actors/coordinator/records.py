@@ -1,0 +1,148 @@
+"""Operations, requests and published states as JSON and back; a record filled from its machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from torpor.actors.coordinator.machine import Machine
+from torpor.actors.messages import (
+    DrainMode,
+    DrainSpec,
+    Kind,
+    OnConflict,
+    Operation,
+    OperationRequest,
+    OperationState,
+    Phase,
+    PhaseRecord,
+    RankOutcome,
+    RankRecord,
+    RejectCode,
+    RestoreMode,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What everyone may know of a model between operations. failed: why, or empty."""
+
+    model: str
+    tags: tuple[str, ...] = ()
+    parked_tags: tuple[str, ...] = ()
+    undefined_tags: tuple[str, ...] = ()
+    hold: bool = False
+    generation: int = 0
+    weights_version: int = 0
+    failed: str = ""
+
+    def changed(self, **fields: Any) -> Published:
+        """With these fields; a real change raises the generation."""
+        new = replace(self, **fields)
+        return self if new == self else replace(new, generation=self.generation + 1)
+
+
+def published_to_json(published: Published) -> str:
+    return json.dumps(asdict(published))
+
+
+def published_from_json(text: str) -> Published:
+    raw = json.loads(text)
+    for name in ("tags", "parked_tags", "undefined_tags"):
+        raw[name] = tuple(raw[name])
+    return Published(**raw)
+
+
+def request_to_json(request: OperationRequest) -> str:
+    return json.dumps(asdict(request), sort_keys=True)
+
+
+def request_from_json(text: str) -> OperationRequest:
+    raw: dict[str, Any] = json.loads(text)
+    raw["kind"] = Kind(raw["kind"])
+    raw["tags"] = None if raw["tags"] is None else tuple(raw["tags"])
+    raw["restore"] = {tag: RestoreMode(mode) for tag, mode in raw["restore"].items()}
+    raw["drain"] = DrainSpec(DrainMode(raw["drain"]["mode"]), raw["drain"]["timeout_s"])
+    raw["on_conflict"] = OnConflict(raw["on_conflict"])
+    return OperationRequest(**raw)
+
+
+def fingerprint(request: OperationRequest) -> str:
+    """Equal for equal bodies, whatever key they came with."""
+    return hashlib.sha256(request_to_json(replace(request, idempotency_key=None)).encode()).hexdigest()
+
+
+def operation_to_json(operation: Operation) -> str:
+    return json.dumps(asdict(operation))
+
+
+def operation_from_json(text: str) -> Operation:
+    raw: dict[str, Any] = json.loads(text)
+    raw["kind"] = Kind(raw["kind"])
+    raw["state"] = OperationState(raw["state"])
+    raw["code"] = None if raw["code"] is None else RejectCode(raw["code"])
+    raw["phases"] = [PhaseRecord(**{**phase, "name": Phase(phase["name"])}) for phase in raw["phases"]]
+    raw["ranks"] = [RankRecord(**{**rank, "outcome": RankOutcome(rank["outcome"])}) for rank in raw["ranks"]]
+    return Operation(**raw)
+
+
+def effective_tags(request: OperationRequest, known: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted(set(known if request.tags is None else request.tags)))
+
+
+def same_request(
+    one: OperationRequest,
+    other: OperationRequest,
+    known: tuple[str, ...],
+    defaults: Mapping[str, RestoreMode],
+) -> bool:
+    """Same kind, model, tags and modes, with what is left out filled in: such a request joins the other."""
+    if (one.kind, one.model, one.dry_run) != (other.kind, other.model, other.dry_run):
+        return False
+    tags = effective_tags(one, known)
+    if tags != effective_tags(other, known):
+        return False
+    if one.kind is Kind.WAKE:
+        return True
+    modes = [[request.restore.get(tag, defaults.get(tag)) for tag in tags] for request in (one, other)]
+    return modes[0] == modes[1]
+
+
+def fill(operation: Operation, machine: Machine) -> None:
+    """What the machine knows of ranks, bytes and reasons, into the record that people see."""
+    operation.ranks = []
+    for slot in machine.slots:
+        best = slot.committed or slot.plan
+        record = RankRecord(slot.rank, outcome=slot.outcome, reason=slot.reason)
+        if slot.status is not None:
+            record.node, record.device = slot.status.node, slot.status.device_id
+        if best is not None and (slot.committed is not None or machine.request.dry_run):
+            record.freed_bytes = best.freed_bytes
+            record.residual = dict(best.residual)
+            # Ranks may tell the kept bytes with the stage alone.
+            record.kept_bytes = best.kept_bytes or (slot.staged.kept_bytes if slot.staged else 0)
+        operation.ranks.append(record)
+        if slot.plan is not None:
+            operation.restore.update(slot.plan.modes)
+    told = [r for slot in machine.slots for r in (slot.drained, slot.staged, slot.committed) if r is not None]
+    operation.aborted_requests = sum(reply.aborted_requests for reply in told)
+    operation.prefix_tokens_lost = max((reply.prefix_tokens_lost for reply in told), default=0)
+    if machine.refusal is not None:
+        operation.code, operation.reason = machine.refusal.code, machine.refusal.reason
+        if machine.refusal.needed_bytes:
+            operation.needed_bytes = machine.refusal.needed_bytes
+            operation.free_bytes = machine.refusal.free_bytes
+
+
+def phase_bytes(machine: Machine, phase: Phase) -> int:
+    """Bytes that a phase moved, freed or took, over all ranks."""
+    total = 0
+    for slot in machine.slots:
+        if phase is Phase.STAGE and slot.staged is not None:
+            total += slot.staged.kept_bytes or slot.staged.device_bytes
+        elif phase is Phase.COMMIT and slot.committed is not None:
+            total += slot.committed.freed_bytes or slot.committed.device_bytes
+    return total

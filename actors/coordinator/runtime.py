@@ -1,0 +1,152 @@
+"""What the coordinator holds of one model: its ports, its published state, and its queue of operations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from torpor.actors.config import ModelConfig
+from torpor.actors.coordinator.driver import Driver
+from torpor.actors.coordinator.machine import Machine
+from torpor.actors.coordinator.records import Published, same_request
+from torpor.actors.coordinator.steps import Step
+from torpor.actors.messages import (
+    GateReason,
+    Kind,
+    LedgerPhase,
+    ModelState,
+    ModelView,
+    Operation,
+    OperationRequest,
+    RankStatus,
+)
+from torpor.actors.ports import RankPort
+
+# From these on a model is on its way; before, nobody notices the operation.
+_UNNOTICED = (Step.SURVEY, Step.PREFLIGHT, Step.RESERVE, Step.WITHDRAW, Step.DONE)
+
+
+@dataclass(eq=False)
+class Run:
+    """One operation from its acceptance to its outcome."""
+
+    operation: Operation
+    request: OperationRequest
+    machine: Machine | None = None
+    driver: Driver | None = None
+    cancelled: bool = False
+    turn: asyncio.Event = field(default_factory=asyncio.Event)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    locks: list[asyncio.Lock] = field(default_factory=list)
+    phase_began_s: float = 0.0
+
+    def release_locks(self) -> None:
+        while self.locks:
+            self.locks.pop().release()
+
+
+@dataclass(eq=False)
+class ModelRuntime:
+    config: ModelConfig
+    published: Published
+    ports: Sequence[RankPort] = ()
+    ready: asyncio.Event = field(default_factory=asyncio.Event)  # attached, and no doubt left
+    doubt: str = ""  # why it is not ready though attached
+    statuses: dict[int, RankStatus] = field(default_factory=dict)  # the last known
+    queue: deque[Run] = field(default_factory=deque)  # the first one has its turn
+
+    @property
+    def running(self) -> Run | None:
+        return self.queue[0] if self.queue else None
+
+    def state(self) -> ModelState:
+        if self.published.failed:
+            return ModelState.FAILED
+        if not self.ready.is_set():
+            return ModelState.RECOVERING if self.ports else ModelState.LOADING
+        on_its_way = self._on_its_way()
+        if on_its_way is not None:
+            return ModelState.SLEEPING if on_its_way is Kind.SLEEP else ModelState.WAKING
+        return ModelState.ASLEEP if self.published.parked_tags else ModelState.AWAKE
+
+    def _on_its_way(self) -> Kind | None:
+        run = self.running
+        if run is None or run.machine is None or run.machine.step in _UNNOTICED:
+            return None
+        return run.request.kind
+
+    def gate_reason(self) -> GateReason | None:
+        """From what is published; None = open."""
+        state = self.state()
+        if state is ModelState.AWAKE:
+            return GateReason.CONTENTS_UNDEFINED if self.published.undefined_tags else None
+        run = self.running
+        if (
+            state is ModelState.SLEEPING
+            and run
+            and run.machine
+            and run.machine.step in (Step.DRAIN, Step.LOCK)
+        ):
+            return GateReason.DRAINING
+        return GateReason(state.value)
+
+    def joinable(self, request: OperationRequest) -> Run | None:
+        """The running operation, or the last one that waits, when it does just what is asked for."""
+        for run in {id(run): run for run in (*list(self.queue)[:1], *list(self.queue)[-1:])}.values():
+            if not run.cancelled and same_request(
+                request, run.request, self.published.tags, self.config.restore_modes
+            ):
+                return run
+        return None
+
+    def view(self, statuses: Sequence[RankStatus] = ()) -> ModelView:
+        """With statuses, the gate is what the leader says of it."""
+        reason = self.gate_reason()
+        leader = next((status for status in statuses if status.rank == 0 and not status.error), None)
+        if leader is not None and self.state() not in (ModelState.FAILED, ModelState.LOADING):
+            reason = None if leader.gate_open else (leader.gate_reason or reason)
+        run = self.running
+        return ModelView(
+            name=self.config.name,
+            state=self.state(),
+            gate_open=reason is None,
+            gate_reason=reason,
+            generation=self.published.generation,
+            parked_tags=list(self.published.parked_tags),
+            tags=list(self.published.tags),
+            hold=self.published.hold,
+            weights_version=self.published.weights_version,
+            tensor_parallel=self.config.tensor_parallel,
+            operation=run.operation.id if run is not None else None,
+            ranks=list(statuses),
+            error=self.published.failed or self.doubt,
+        )
+
+    def unknown_status(self, rank: int, why: str) -> RankStatus:
+        """What is shown of a rank that does not answer: the last that it said, and why it is old."""
+        known = self.statuses.get(rank)
+        return replace(known if known is not None else blank_status(self.config.name, rank), error=why)
+
+
+def blank_status(model: str, rank: int) -> RankStatus:
+    return RankStatus(
+        model=model,
+        rank=rank,
+        incarnation="",
+        node="",
+        pid=0,
+        epoch=0,
+        loaded=False,
+        ledger_phase=LedgerPhase.IDLE,
+        operation=None,
+        kind=None,
+        tags=(),
+        parked_tags=(),
+        undefined_tags=(),
+        device_kind="",
+        device_id="",
+        device_free_bytes=0,
+        device_total_bytes=0,
+    )

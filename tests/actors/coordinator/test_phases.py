@@ -1,0 +1,173 @@
+"""The way of an operation when nothing goes wrong."""
+
+from __future__ import annotations
+
+from coordinator_rig import KV_BYTES, RANK_BYTES, SLEEP, WAKE, WEIGHTS_BYTES, Rig, asking
+
+from torpor.actors.messages import (
+    DrainMode,
+    DrainSpec,
+    GateReason,
+    Kind,
+    ModelState,
+    OperationState,
+    RankOutcome,
+    RejectCode,
+    RestoreMode,
+)
+
+
+def test_a_sleep_frees_every_rank_and_a_wake_brings_it_back(rig: Rig) -> None:
+    async def story() -> None:
+        before = rig.free_bytes()
+        asleep = await rig.do(SLEEP)
+        assert asleep.state is OperationState.SUCCEEDED
+        assert [(rank.outcome, rank.freed_bytes) for rank in asleep.ranks] == [
+            (RankOutcome.COMMITTED, RANK_BYTES)
+        ] * 3
+        assert [rank.kept_bytes for rank in asleep.ranks] == [WEIGHTS_BYTES] * 3
+        assert rig.free_bytes() == [free + RANK_BYTES for free in before]
+        view = await rig.coordinator.model("chat")
+        assert (view.state, view.gate_open, view.gate_reason) == (ModelState.ASLEEP, False, GateReason.ASLEEP)
+        assert view.parked_tags == ["kv_cache", "weights"] and view.hold
+        awake = await rig.do(WAKE)
+        assert awake.state is OperationState.SUCCEEDED
+        view = await rig.coordinator.model("chat")
+        assert (view.state, view.gate_open, view.parked_tags, view.hold) == (
+            ModelState.AWAKE,
+            True,
+            [],
+            False,
+        )
+        rig.assert_untouched(before)
+
+    rig.run(story)
+
+
+def test_all_ranks_finish_a_phase_before_any_starts_the_next_and_the_leader_opens_last(rig: Rig) -> None:
+    async def story() -> None:
+        order: list[tuple[str, str, int]] = []
+        for rank in rig.chat:
+            rank.on_call = lambda moment, method, rank: order.append((moment, method, rank.rank))
+            rank.delay_s = {"preflight": rank.rank * 1.0, "stage": 2.0 - rank.rank, "commit": rank.rank * 0.5}
+        assert (await rig.do(SLEEP)).state is OperationState.SUCCEEDED
+        phases = [entry for entry in order if entry[1] != "status"]
+        methods = [method for _, method, _ in phases]
+        assert list(dict.fromkeys(methods)) == ["preflight", "drain", "stage", "commit", "publish"]
+        for method in ("preflight", "stage", "commit", "publish"):
+            at = [index for index, name in enumerate(methods) if name == method]
+            assert at == list(range(at[0], at[0] + 6)), f"{method} overlaps another phase"
+        assert [rank for moment, method, rank in phases if method == "drain"] == [0, 0]
+        assert phases[-2:] == [("before", "publish", 0), ("after", "publish", 0)]
+
+    rig.run(story)
+
+
+def test_a_wake_drains_nothing(rig: Rig) -> None:
+    async def story() -> None:
+        await rig.do(SLEEP)
+        rig.chat[0].calls.clear()
+        await rig.do(WAKE)
+        assert "drain" not in rig.chat[0].calls
+
+    rig.run(story)
+
+
+def test_repeated_sleeps_and_wakes_succeed_and_change_nothing(rig: Rig) -> None:
+    """C1."""
+
+    async def story() -> None:
+        before = rig.free_bytes()
+        generation = (await rig.coordinator.model("chat")).generation
+        assert (await rig.do(WAKE)).state is OperationState.SUCCEEDED
+        assert (await rig.coordinator.model("chat")).generation == generation
+        assert "stage" not in rig.chat[0].calls, "a wake of an awake model must not close the gate"
+        for _ in range(2):
+            operation = await rig.do(SLEEP)
+            assert operation.state is OperationState.SUCCEEDED
+            assert rig.free_bytes() == [free + RANK_BYTES for free in before]
+        assert (await rig.coordinator.model("chat")).generation == generation + 1
+        for _ in range(2):
+            assert (await rig.do(WAKE)).state is OperationState.SUCCEEDED
+        rig.assert_untouched(before)
+
+    rig.run(story)
+
+
+def test_the_gate_stays_closed_until_nothing_is_parked(rig: Rig) -> None:
+    """C2, C3."""
+
+    async def story() -> None:
+        assert (await rig.do(asking(Kind.SLEEP, tags=("kv_cache",)))).state is OperationState.SUCCEEDED
+        assert rig.parked() == [{"kv_cache"}] * 3
+        assert (await rig.do(asking(Kind.SLEEP, tags=("weights",)))).state is OperationState.SUCCEEDED
+        assert rig.parked() == [{"kv_cache", "weights"}] * 3
+        assert (await rig.do(asking(Kind.WAKE, tags=("weights",)))).state is OperationState.SUCCEEDED
+        view = await rig.coordinator.model("chat")
+        assert (view.state, view.parked_tags, view.gate_open) == (ModelState.ASLEEP, ["kv_cache"], False)
+        assert view.hold and not rig.gate_open()
+        await rig.do(asking(Kind.WAKE, tags=("kv_cache",)))
+        assert rig.gate_open() and not (await rig.coordinator.model("chat")).hold
+
+    rig.run(story)
+
+
+def test_a_dry_run_tells_the_bytes_and_touches_nothing(rig: Rig) -> None:
+    """C8."""
+
+    async def story() -> None:
+        before = rig.free_bytes()
+        plan = await rig.do(asking(Kind.SLEEP, dry_run=True))
+        assert plan.state is OperationState.SUCCEEDED and plan.dry_run
+        assert [rank.freed_bytes for rank in plan.ranks] == [RANK_BYTES] * 3
+        assert [rank.kept_bytes for rank in plan.ranks] == [WEIGHTS_BYTES] * 3
+        assert {rank.outcome for rank in plan.ranks} == {RankOutcome.PREPARED}
+        assert not {"drain", "stage", "commit"} & {call for rank in rig.chat for call in rank.calls}
+        rig.assert_untouched(before)
+        assert (await rig.coordinator.model("chat")).state is ModelState.AWAKE
+
+    rig.run(story)
+
+
+def test_weights_that_woke_without_contents_keep_the_gate_closed(rig: Rig) -> None:
+    """C9, F27. A KV cache without contents does not."""
+
+    async def story() -> None:
+        await rig.do(asking(Kind.SLEEP, restore={"weights": RestoreMode.NONE, "kv_cache": RestoreMode.NONE}))
+        assert (await rig.do(WAKE)).state is OperationState.SUCCEEDED
+        for view in (await rig.coordinator.model("chat"), (await rig.coordinator.models())[0]):
+            assert view.state is ModelState.AWAKE and view.parked_tags == []
+            assert (view.gate_open, view.gate_reason) == (False, GateReason.CONTENTS_UNDEFINED)
+        assert not rig.gate_open()
+
+    rig.run(story)
+
+
+def test_a_drain_out_of_time_is_rejected_and_the_gate_reopens(rig: Rig) -> None:
+    async def story() -> None:
+        before = rig.free_bytes()
+        rig.chat[0].gate.running = 3
+        operation = await rig.do(asking(Kind.SLEEP, drain=DrainSpec(timeout_s=5.0)))
+        assert (operation.state, operation.code) == (OperationState.REJECTED, RejectCode.DRAIN_TIMEOUT)
+        assert "3 requests still ran" in (operation.reason or "")
+        rig.assert_untouched(before)
+        operation = await rig.do(asking(Kind.SLEEP, drain=DrainSpec(mode=DrainMode.ABORT)))
+        assert (operation.state, operation.aborted_requests) == (OperationState.SUCCEEDED, 3)
+
+    rig.run(story)
+
+
+def test_phases_carry_seconds_and_bytes(rig: Rig) -> None:
+    """C6."""
+
+    async def story() -> None:
+        for rank in rig.chat:
+            rank.delay_s = {"stage": 2.0, "commit": 0.5}
+        operation = await rig.do(SLEEP)
+        phases = {phase.name.value: phase for phase in operation.phases}
+        assert list(phases) == ["preflight", "drain", "stage", "commit", "publish"]
+        assert round(phases["stage"].seconds, 3) == 2.0 and round(phases["commit"].seconds, 3) == 0.5
+        assert phases["stage"].bytes == 3 * WEIGHTS_BYTES
+        assert phases["commit"].bytes == 3 * (WEIGHTS_BYTES + KV_BYTES)
+
+    rig.run(story)
