@@ -1,0 +1,125 @@
+// PageCache: every page, the tier it is in, who uses it, and the moves between the tiers.
+//
+// What KvManager builds on; knows pages and prefixes, and nothing of sequences or locks.
+// A move is all or nothing: a device call that fails leaves the pages of that move where they were.
+// Not thread-safe; KvManager has the lock.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "torpor/device.hpp"
+#include "torpor/kv/gpu_pool.hpp"
+#include "torpor/kv/host_store.hpp"
+#include "torpor/kv/page.hpp"
+#include "torpor/kv/prefix_tree.hpp"
+#include "torpor/kv/records.hpp"
+#include "torpor/kv/transfer.hpp"
+
+namespace torpor::kv {
+
+struct CacheLimits {
+  std::size_t page_bytes;
+  std::size_t tokens_per_block;
+  std::size_t gpu_bytes;
+  std::size_t host_bytes;
+  std::optional<std::uint64_t> seed;
+};
+
+// Counted since the start.
+struct CacheCounters {
+  std::uint64_t evicted_pages = 0;    // dropped for room
+  std::uint64_t forgotten_pages = 0;  // dropped because all prefixes were
+  std::uint64_t moved_out_pages = 0;  // GPU to host
+  std::uint64_t moved_in_pages = 0;   // host to GPU
+};
+
+class PageCache final {
+ public:
+  PageCache(std::shared_ptr<Device> device, std::shared_ptr<HostSource> source, const CacheLimits& limits);
+
+  // --- who uses a page ---
+  void hold(Page& page) noexcept;     // a sequence begins to use it
+  void release(Page& page) noexcept;  // a sequence ends to; the last one leaves it droppable, or frees it
+  void lock(Page& page) noexcept;     // an active sequence needs it in its slot
+  void unlock(Page& page) noexcept;
+
+  // --- room and moves ---
+  // Frees GPU slots until n are free: the longest unused pages go to the host tier, droppable ones first; droppable
+  // ones that find no room there are dropped. False when that is not enough; then nothing changed.
+  [[nodiscard]] bool make_room(std::size_t n, const Limits& limits);
+  // Brings pages of the host tier to the GPU. There must be room.
+  void bring_in(std::span<Page* const> pages, const Limits& limits);
+  // A new page, held and locked once. There must be a free slot. bad_alloc: then nothing changed.
+  [[nodiscard]] Page& take_locked();
+
+  // --- the whole cache at once ---
+  // Forgets every prefix and frees the pages that no sequence uses. Returns how many blocks were known.
+  std::size_t forget_prefixes() noexcept;
+  // The bytes of every page are gone; pages that sequences use stay, without contents. `zero`: they will read zero.
+  // For a parked pool, or one that is being parked.
+  void discard(bool zero) noexcept;
+
+  // --- sleep and wake; save and restore return the bytes copied ---
+  // Copies every page of the GPU tier to a host place of its own; the page keeps its slot.
+  std::size_t save(const Limits& limits);
+  void drop_saved() noexcept;   // takes save() back
+  void leave_slots() noexcept;  // pages of the GPU tier have no slot from here on
+  // Gives every page of the GPU tier a slot, and its saved contents; the host places stay until drop_saved().
+  std::size_t restore(const Limits& limits);
+
+  [[nodiscard]] std::size_t pages_in(Tier tier) const noexcept;
+  [[nodiscard]] std::size_t pages_with(Status status) const noexcept;
+  [[nodiscard]] const CacheCounters& counters() const noexcept { return counters_; }
+  [[nodiscard]] std::size_t page_bytes() const noexcept { return page_bytes_; }
+  [[nodiscard]] GpuPool& gpu() noexcept { return gpu_; }
+  [[nodiscard]] const GpuPool& gpu() const noexcept { return gpu_; }
+  [[nodiscard]] HostStore& host() noexcept { return host_; }
+  [[nodiscard]] const HostStore& host() const noexcept { return host_; }
+  [[nodiscard]] PrefixTree& prefixes() noexcept { return prefixes_; }
+  [[nodiscard]] const PrefixTree& prefixes() const noexcept { return prefixes_; }
+
+ private:
+  struct Eviction {
+    std::vector<Page*> move;   // to the host
+    std::vector<Page*> drop;
+    std::size_t displace = 0;  // droppable host pages that must go first
+  };
+  // nullopt when the GPU cannot get n free slots with that much room on the host.
+  [[nodiscard]] std::optional<Eviction> plan_eviction(std::size_t n, std::size_t host_room,
+                                                      std::size_t displaceable) const;
+  [[nodiscard]] std::optional<Eviction> settle_eviction(std::size_t n);
+  void move_out(std::span<Page* const> pages, const Limits& limits);
+  // Files the page in the list that its status and tier ask for, as the newest.
+  void file(Page& page) noexcept;
+  void set_status(Page& page) noexcept;
+  void drop(Page& page) noexcept;
+  void free_page(Page& page) noexcept;
+  void give_back_place(Page& page) noexcept;
+  void set_tier(Page& page, Tier tier) noexcept;
+  [[nodiscard]] PageMove as_move(std::int32_t slot, Place place) const noexcept;
+  std::size_t fill_and_move(std::span<Page* const> pages, std::span<const std::int32_t> slots,
+                            const Limits& limits);
+  [[nodiscard]] std::vector<Page*> gpu_pages();
+  [[nodiscard]] PageList& droppable(Tier tier) noexcept { return droppable_[static_cast<std::size_t>(tier)]; }
+  [[nodiscard]] PageList& held(Tier tier) noexcept { return held_[static_cast<std::size_t>(tier)]; }
+
+  std::shared_ptr<Device> device_;
+  std::size_t page_bytes_;
+  GpuPool gpu_;
+  HostStore host_;
+  PrefixTree prefixes_;
+  Records<Page> pages_;
+  std::array<PageList, 2> droppable_;  // by tier
+  std::array<PageList, 2> held_;
+  std::size_t locked_ = 0;
+  std::array<std::size_t, 2> in_tier_{};
+  CacheCounters counters_;
+};
+
+}  // namespace torpor::kv

@@ -1,0 +1,127 @@
+#include "torpor/kv/page_cache.hpp"
+
+#include <cassert>
+#include <utility>
+
+namespace torpor::kv {
+
+PageCache::PageCache(std::shared_ptr<Device> device, std::shared_ptr<HostSource> source, const CacheLimits& limits)
+    : device_(std::move(device)),
+      page_bytes_(limits.page_bytes),
+      gpu_(device_, limits.page_bytes, limits.gpu_bytes, limits.seed),
+      host_(std::move(source), limits.page_bytes, limits.host_bytes),
+      prefixes_(limits.tokens_per_block) {}
+
+void PageCache::file(Page& page) noexcept {
+  if (page.list != nullptr) page.list->remove(page);
+  if (page.status == Status::droppable) droppable(page.tier).push_newest(page);
+  if (page.status == Status::held) held(page.tier).push_newest(page);
+}
+
+void PageCache::set_status(Page& page) noexcept {
+  const Status before = page.status;
+  page.status = page.active_sequences > 0 ? Status::locked
+                : page.sequences > 0      ? Status::held
+                : page.node != nullptr    ? Status::droppable
+                                          : Status::unused;
+  if (before == Status::locked) --locked_;
+  if (page.status == Status::locked) ++locked_;
+  file(page);
+}
+
+void PageCache::hold(Page& page) noexcept {
+  ++page.sequences;
+  set_status(page);
+}
+
+void PageCache::release(Page& page) noexcept {
+  assert(page.sequences > page.active_sequences);
+  --page.sequences;
+  set_status(page);
+  if (page.status == Status::unused) free_page(page);
+}
+
+void PageCache::lock(Page& page) noexcept {
+  assert(page.sequences > page.active_sequences);
+  ++page.active_sequences;
+  set_status(page);
+}
+
+void PageCache::unlock(Page& page) noexcept {
+  assert(page.active_sequences > 0);
+  --page.active_sequences;
+  set_status(page);
+}
+
+Page& PageCache::take_locked() {
+  Page& page = pages_.take();
+  page = Page{};
+  page.slot = gpu_.take();
+  page.sequences = 1;
+  page.active_sequences = 1;
+  ++in_tier_[static_cast<std::size_t>(Tier::gpu)];
+  set_status(page);
+  return page;
+}
+
+void PageCache::give_back_place(Page& page) noexcept {
+  if (page.place) host_.give_back(std::exchange(page.place, Place{}));
+}
+
+void PageCache::free_page(Page& page) noexcept {
+  assert(page.node == nullptr && page.sequences == 0);
+  if (page.list != nullptr) page.list->remove(page);
+  if (page.slot != no_slot) gpu_.give_back(std::exchange(page.slot, no_slot));
+  give_back_place(page);
+  --in_tier_[static_cast<std::size_t>(page.tier)];
+  page.status = Status::unused;
+  pages_.give_back(page);
+}
+
+void PageCache::drop(Page& page) noexcept {
+  assert(page.status == Status::droppable);
+  // Blocks below it cannot be found any more: those that nobody uses go with it, the others become private.
+  prefixes_.remove(*page.node, [this](Page& gone) {
+    if (gone.sequences > 0) return;
+    ++counters_.evicted_pages;
+    free_page(gone);
+  });
+}
+
+std::size_t PageCache::forget_prefixes() noexcept {
+  const std::size_t blocks = prefixes_.blocks();
+  prefixes_.clear([this](Page& gone) {
+    ++counters_.forgotten_pages;
+    if (gone.sequences == 0) free_page(gone);
+  });
+  host_.trim();
+  return blocks;
+}
+
+void PageCache::discard(bool zero) noexcept {
+  forget_prefixes();
+  for (Page& page : pages_.all()) {
+    if (page.status == Status::unused) continue;
+    give_back_place(page);
+    page.zero_on_arrival = zero;
+  }
+  host_.trim();
+}
+
+std::size_t PageCache::pages_in(Tier tier) const noexcept { return in_tier_[static_cast<std::size_t>(tier)]; }
+
+std::size_t PageCache::pages_with(Status status) const noexcept {
+  switch (status) {
+    case Status::locked:
+      return locked_;
+    case Status::held:
+      return held_[0].size() + held_[1].size();
+    case Status::droppable:
+      return droppable_[0].size() + droppable_[1].size();
+    case Status::unused:
+      break;
+  }
+  return 0;
+}
+
+}  // namespace torpor::kv

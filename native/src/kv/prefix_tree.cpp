@@ -1,0 +1,135 @@
+#include "torpor/kv/prefix_tree.hpp"
+
+#include <algorithm>
+#include <cassert>
+#include <functional>
+
+namespace torpor::kv {
+namespace {
+
+constexpr std::size_t first_buckets = 64;
+
+// Multiply and fold: cheap, and every input bit reaches every output bit after two rounds.
+std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
+  hash = (hash ^ value) * 0x9E3779B97F4A7C15ULL;
+  return hash ^ (hash >> 29);
+}
+
+}  // namespace
+
+PrefixTree::PrefixTree(std::size_t tokens_per_block, std::uint64_t hash_mask)
+    : tokens_per_block_(tokens_per_block), hash_mask_(hash_mask), buckets_(first_buckets, nullptr) {}
+
+std::uint64_t PrefixTree::chained_hash(std::uint64_t parent_hash,
+                                       std::span<const Token> block) const noexcept {
+  std::uint64_t hash = parent_hash;
+  for (const Token token : block) hash = mix(hash, static_cast<std::uint32_t>(token));
+  return mix(hash, block.size()) & hash_mask_;
+}
+
+std::vector<Node*> PrefixTree::match(const std::string& scope, std::span<const Token> tokens) const {
+  std::vector<Node*> chain;
+  const auto known = roots_.find(scope);
+  if (known == roots_.end()) return chain;
+  const Node* parent = known->second;
+  while (tokens.size() >= tokens_per_block_) {
+    Node* const node = find(*parent, tokens.first(tokens_per_block_));
+    if (node == nullptr) break;
+    chain.push_back(node);
+    parent = node;
+    tokens = tokens.subspan(tokens_per_block_);
+  }
+  return chain;
+}
+
+Node* PrefixTree::find(const Node& parent, std::span<const Token> block) const noexcept {
+  const std::uint64_t hash = chained_hash(parent.hash, block);
+  Node* node = buckets_[hash & (buckets_.size() - 1)];
+  while (node != nullptr) {
+    if (node->hash == hash && node->parent == &parent && std::ranges::equal(node->tokens, block)) return node;
+    node = node->next_in_bucket;
+  }
+  return nullptr;
+}
+
+Node& PrefixTree::root(const std::string& scope) {
+  const auto known = roots_.find(scope);
+  if (known != roots_.end()) return *known->second;
+  Node& fresh = nodes_.take();
+  try {
+    fresh.scope = &roots_.emplace(scope, &fresh).first->first;
+  } catch (...) {
+    nodes_.give_back(fresh);
+    throw;
+  }
+  fresh.serial = ++last_serial_;
+  fresh.hash = mix(std::hash<std::string>{}(scope), scope.size()) & hash_mask_;
+  return fresh;
+}
+
+Node& PrefixTree::insert(Node& parent, std::span<const Token> block, Page& page) {
+  assert(block.size() == tokens_per_block_ && page.node == nullptr && find(parent, block) == nullptr);
+  if (blocks_ >= buckets_.size()) grow_buckets();
+  Node& node = nodes_.take();
+  try {
+    node.tokens.assign(block.begin(), block.end());
+  } catch (...) {
+    nodes_.give_back(node);
+    throw;
+  }
+  node.serial = ++last_serial_;
+  node.hash = chained_hash(parent.hash, block);
+  node.page = &page;
+  page.node = &node;
+  node.parent = &parent;
+  node.next_sibling = parent.first_child;
+  if (parent.first_child != nullptr) parent.first_child->previous_sibling = &node;
+  parent.first_child = &node;
+  Node*& bucket = buckets_[node.hash & (buckets_.size() - 1)];
+  node.next_in_bucket = bucket;
+  bucket = &node;
+  ++blocks_;
+  return node;
+}
+
+Page& PrefixTree::take_out(Node& leaf) noexcept {
+  assert(leaf.first_child == nullptr && leaf.parent != nullptr);
+  Node** link = &buckets_[leaf.hash & (buckets_.size() - 1)];
+  while (*link != &leaf) link = &(*link)->next_in_bucket;
+  *link = leaf.next_in_bucket;
+  (leaf.previous_sibling != nullptr ? leaf.previous_sibling->next_sibling : leaf.parent->first_child) =
+      leaf.next_sibling;
+  if (leaf.next_sibling != nullptr) leaf.next_sibling->previous_sibling = leaf.previous_sibling;
+  Page& page = *leaf.page;
+  page.node = nullptr;
+  leaf.parent = leaf.next_sibling = leaf.previous_sibling = leaf.next_in_bucket = nullptr;
+  leaf.page = nullptr;
+  leaf.serial = 0;
+  nodes_.give_back(leaf);
+  --blocks_;
+  return page;
+}
+
+void PrefixTree::drop_empty_root(Node* root) noexcept {
+  if (root->scope == nullptr || root->first_child != nullptr) return;
+  roots_.erase(roots_.find(*root->scope));
+  root->scope = nullptr;
+  root->serial = 0;
+  nodes_.give_back(*root);
+}
+
+void PrefixTree::grow_buckets() {
+  std::vector<Node*> larger(buckets_.size() * 2, nullptr);
+  for (Node* node : buckets_) {
+    while (node != nullptr) {
+      Node* const next = node->next_in_bucket;
+      Node*& bucket = larger[node->hash & (larger.size() - 1)];
+      node->next_in_bucket = bucket;
+      bucket = node;
+      node = next;
+    }
+  }
+  buckets_.swap(larger);
+}
+
+}  // namespace torpor::kv
