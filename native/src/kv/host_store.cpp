@@ -14,12 +14,12 @@ constexpr std::size_t piece_limit_bytes = std::size_t{256} << 20;
 
 }  // namespace
 
-HostStore::HostStore(std::shared_ptr<HostSource> source, std::size_t page_bytes, std::size_t ceiling_bytes)
-    : source_(std::move(source)), page_bytes_(page_bytes), ceiling_places_(ceiling_bytes / page_bytes) {}
+HostStore::HostStore(std::shared_ptr<HostPool> pool, std::size_t page_bytes, std::size_t ceiling_bytes)
+    : pool_(std::move(pool)), page_bytes_(page_bytes), ceiling_places_(ceiling_bytes / page_bytes) {}
 
 HostStore::~HostStore() {
   for (Piece& piece : pieces_) {
-    if (piece.places > 0) source_->give_back(std::move(piece.buffer));
+    if (piece.places > 0) pool_->give_back(std::move(piece.buffer));
   }
 }
 
@@ -56,7 +56,7 @@ void HostStore::add_piece(std::size_t places) {
   for (std::size_t index = places; index > 0; --index) piece.free.push_back(static_cast<std::uint32_t>(index - 1));
   auto hole = std::ranges::find_if(pieces_, [](const Piece& one) { return one.places == 0; });
   if (hole == pieces_.end()) hole = pieces_.insert(pieces_.end(), Piece{});
-  piece.buffer = source_->take(round_up(places * page_bytes_, piece_granule_bytes));
+  piece.buffer = pool_->acquire(round_up(places * page_bytes_, piece_granule_bytes), true);
   committed_ += places;
   committed_bytes_ += piece.buffer.size_bytes();
   *hole = std::move(piece);
@@ -85,7 +85,7 @@ void HostStore::trim() noexcept {
     if (piece.places == 0 || piece.free.size() < piece.places) continue;
     committed_ -= piece.places;
     committed_bytes_ -= piece.buffer.size_bytes();
-    source_->give_back(std::move(piece.buffer));
+    pool_->give_back(std::move(piece.buffer));
     piece = Piece{};
   }
 }

@@ -5,11 +5,11 @@
 
 namespace torpor::kv {
 
-PageCache::PageCache(std::shared_ptr<Device> device, std::shared_ptr<HostSource> source, const CacheLimits& limits)
+PageCache::PageCache(std::shared_ptr<Device> device, std::shared_ptr<HostPool> pool, const CacheLimits& limits)
     : device_(std::move(device)),
       page_bytes_(limits.page_bytes),
       gpu_(device_, limits.page_bytes, limits.gpu_bytes, limits.seed),
-      host_(std::move(source), limits.page_bytes, limits.host_bytes),
+      host_(std::move(pool), limits.page_bytes, limits.host_bytes),
       prefixes_(limits.tokens_per_block) {}
 
 void PageCache::file(Page& page) noexcept {
@@ -103,7 +103,7 @@ void PageCache::discard(bool zero) noexcept {
   for (Page& page : pages_.all()) {
     if (page.status == Status::unused) continue;
     give_back_place(page);
-    page.zero_on_arrival = zero;
+    page.zero_on_arrival = zero && page.tier == Tier::host;  // a wake zeroes the GPU pool
   }
   host_.trim();
 }

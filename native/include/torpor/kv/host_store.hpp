@@ -9,29 +9,14 @@
 #include <vector>
 
 #include "torpor/device.hpp"
+#include "torpor/host_pool.hpp"
 #include "torpor/kv/page.hpp"
 
 namespace torpor::kv {
 
-// Where the pieces come from and go to.
-class HostSource {
- public:
-  HostSource() = default;
-  HostSource(const HostSource&) = delete;
-  HostSource& operator=(const HostSource&) = delete;
-  HostSource(HostSource&&) = delete;
-  HostSource& operator=(HostSource&&) = delete;
-  virtual ~HostSource() = default;
-  // At least that large. OutOfHostMemory when there is no room.
-  [[nodiscard]] virtual HostBuffer take(std::size_t size_bytes) = 0;
-  virtual void give_back(HostBuffer buffer) noexcept = 0;
-  // What take() could give now, as far as the kernel can say.
-  [[nodiscard]] virtual std::size_t available_bytes() const = 0;
-};
-
 class HostStore final {
  public:
-  HostStore(std::shared_ptr<HostSource> source, std::size_t page_bytes, std::size_t ceiling_bytes);
+  HostStore(std::shared_ptr<HostPool> pool, std::size_t page_bytes, std::size_t ceiling_bytes);
   HostStore(const HostStore&) = delete;
   HostStore& operator=(const HostStore&) = delete;
   HostStore(HostStore&&) = delete;
@@ -44,8 +29,7 @@ class HostStore final {
   [[nodiscard]] std::size_t room() const noexcept { return used_ < ceiling_places_ ? ceiling_places_ - used_ : 0; }
   [[nodiscard]] std::size_t committed_free() const noexcept { return committed_ - used_; }
   [[nodiscard]] std::size_t committed_bytes() const noexcept { return committed_bytes_; }
-  [[nodiscard]] std::size_t available_bytes() const { return source_->available_bytes(); }
-  // What ensure(places) would commit.
+  // What ensure(places) commits; what lies idle in the pool counts too.
   [[nodiscard]] std::size_t bytes_to_commit(std::size_t places) const noexcept;
 
   // Commits until `places` are free. OutOfHostMemory when there is no room; then nothing changed.
@@ -66,7 +50,7 @@ class HostStore final {
   void add_piece(std::size_t places);
   [[nodiscard]] std::size_t piece_places(std::size_t missing) const noexcept;
 
-  std::shared_ptr<HostSource> source_;
+  std::shared_ptr<HostPool> pool_;
   std::size_t page_bytes_;
   std::size_t ceiling_places_;
   std::vector<Piece> pieces_;

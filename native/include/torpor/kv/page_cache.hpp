@@ -19,7 +19,7 @@
 #include "torpor/kv/page.hpp"
 #include "torpor/kv/prefix_tree.hpp"
 #include "torpor/kv/records.hpp"
-#include "torpor/kv/transfer.hpp"
+#include "torpor/kv/page_move.hpp"
 
 namespace torpor::kv {
 
@@ -41,7 +41,7 @@ struct CacheCounters {
 
 class PageCache final {
  public:
-  PageCache(std::shared_ptr<Device> device, std::shared_ptr<HostSource> source, const CacheLimits& limits);
+  PageCache(std::shared_ptr<Device> device, std::shared_ptr<HostPool> pool, const CacheLimits& limits);
 
   // --- who uses a page ---
   void hold(Page& page) noexcept;     // a sequence begins to use it
@@ -65,13 +65,16 @@ class PageCache final {
   // For a parked pool, or one that is being parked.
   void discard(bool zero) noexcept;
 
-  // --- sleep and wake; save and restore return the bytes copied ---
-  // Copies every page of the GPU tier to a host place of its own; the page keeps its slot.
-  std::size_t save(const Limits& limits);
-  void drop_saved() noexcept;   // takes save() back
-  void leave_slots() noexcept;  // pages of the GPU tier have no slot from here on
-  // Gives every page of the GPU tier a slot, and its saved contents; the host places stay until drop_saved().
-  std::size_t restore(const Limits& limits);
+  // --- sleep and wake ---
+  // Gives every page of the GPU tier a host place of its own beside its slot, and returns the copies to make.
+  // OutOfHostMemory; then nothing changed.
+  [[nodiscard]] std::vector<PageMove> plan_save();
+  // The pages of the GPU tier leave their host places: a save was taken back, or a restore is published.
+  void drop_saved() noexcept;
+  // The pages of the GPU tier leave their slots: the pool is being parked, or a restore was taken back.
+  void leave_slots() noexcept;
+  // Gives every page of the GPU tier a slot, and returns the copies to make for those that were saved.
+  [[nodiscard]] std::vector<PageMove> plan_restore();
 
   [[nodiscard]] std::size_t pages_in(Tier tier) const noexcept;
   [[nodiscard]] std::size_t pages_with(Status status) const noexcept;

@@ -130,7 +130,7 @@ std::size_t PageCache::fill_and_move(std::span<Page* const> pages, std::span<con
     if (pages[i]->place) {
       moves.push_back(as_move(slots[i], pages[i]->place));
     } else if (pages[i]->zero_on_arrival) {
-      fill_range(*device_, gpu_.address(slots[i]), 0, page_bytes_, limits);
+      zero_range(*device_, gpu_.address(slots[i]), page_bytes_, limits);
     }
   }
   return move_pages(*device_, StreamId::in, std::move(moves), page_bytes_, limits);
@@ -145,7 +145,7 @@ std::vector<Page*> PageCache::gpu_pages() {
   return found;
 }
 
-std::size_t PageCache::save(const Limits& limits) {
+std::vector<PageMove> PageCache::plan_save() {
   std::vector<Page*> pages = gpu_pages();
   std::ranges::sort(pages, {}, &Page::slot);  // Neighbours get neighbouring places: fewer, larger copies.
   std::vector<PageMove> moves;
@@ -155,12 +155,7 @@ std::size_t PageCache::save(const Limits& limits) {
     page->place = host_.take();
     moves.push_back(as_move(page->slot, page->place));
   }
-  try {
-    return move_pages(*device_, StreamId::out, std::move(moves), page_bytes_, limits);
-  } catch (...) {
-    drop_saved();
-    throw;
-  }
+  return moves;
 }
 
 void PageCache::drop_saved() noexcept {
@@ -177,22 +172,18 @@ void PageCache::leave_slots() noexcept {
   gpu_.give_back_all();
 }
 
-std::size_t PageCache::restore(const Limits& limits) {
+std::vector<PageMove> PageCache::plan_restore() {
   std::vector<Page*> pages = gpu_pages();
   // In the order of their places: with slots given in order that joins the copies.
-  std::ranges::sort(pages, {}, [this](const Page* page) { return page->place ? host_.address(page->place) : 0; });
+  const auto host_address = [this](const Page* page) { return page->place ? host_.address(page->place) : 0; };
+  std::ranges::sort(pages, {}, host_address);
   std::vector<PageMove> moves;
   moves.reserve(pages.size());
   for (Page* page : pages) {
     page->slot = gpu_.take();
     if (page->place) moves.push_back(as_move(page->slot, page->place));
   }
-  try {
-    return move_pages(*device_, StreamId::in, std::move(moves), page_bytes_, limits);
-  } catch (...) {
-    leave_slots();
-    throw;
-  }
+  return moves;
 }
 
 }  // namespace torpor::kv
