@@ -192,8 +192,9 @@ class KvManager:
     def forget_prefixes(self) -> int:
         """Drops every reusable page on every tier; returns the tokens lost."""
     def stats(self) -> dict[str, int]:
-        """{slots, free_slots, locked_pages, held_pages, droppable_pages, host_pages, host_bytes, sequences,
-        prefix_tokens, hits_tokens, evicted_pages}."""
+        """{slots, free_slots, locked_pages, held_pages, droppable_pages, host_pages, host_bytes, host_slots,
+        sequences, prefix_tokens; since the start: lookup_tokens, hits_tokens, evicted_pages (for room),
+        forgotten_pages (with all prefixes), moved_out_pages, moved_in_pages}."""
 
 class Sequence:
     """suspended ↔ active → closed."""
@@ -210,6 +211,9 @@ class Sequence:
         """Tokens committed so far, matched ones included."""
     @property
     def capacity_tokens(self) -> int: ...
+    @property
+    def contents_lost(self) -> bool:
+        """A discarding sleep took K and V of its history: they must be computed again, in a new sequence."""
     @property
     def page_table(self) -> NDArray[np.int32]:
         """Slot of each block, -1 where none; a live view at a stable address."""

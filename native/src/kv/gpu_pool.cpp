@@ -14,8 +14,9 @@ std::size_t slots_in(const Device& device, std::size_t page_bytes, std::size_t g
   const std::size_t granule = device.granularity_bytes();
   const std::size_t slots = gpu_bytes / granule * granule / page_bytes;
   if (slots == 0) {
-    throw Misuse("gpu_bytes is " + std::to_string(gpu_bytes) + ", but one page takes " + std::to_string(page_bytes) +
-                 " bytes and the pool whole granules of " + std::to_string(granule) + "; raise gpu_bytes");
+    throw Misuse("gpu_bytes is " + std::to_string(gpu_bytes) + ", but one page takes " +
+                 std::to_string(page_bytes) + " bytes and the pool whole granules of " +
+                 std::to_string(granule) + "; raise gpu_bytes");
   }
   if (slots > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
     throw Misuse("gpu_bytes holds more slots than a page table can number; raise tokens_per_block");

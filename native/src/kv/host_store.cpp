@@ -26,8 +26,8 @@ HostStore::~HostStore() {
 // Grows with what is committed, so that the number of pieces stays small for large tiers.
 std::size_t HostStore::piece_places(std::size_t missing) const noexcept {
   const std::size_t wanted = std::max(missing * page_bytes_, committed_bytes_ / 8);
-  const std::size_t bytes = round_up(std::clamp(wanted, page_bytes_, std::max(page_bytes_, piece_limit_bytes)),
-                                     piece_granule_bytes);
+  const std::size_t bytes = round_up(
+      std::clamp(wanted, page_bytes_, std::max(page_bytes_, piece_limit_bytes)), piece_granule_bytes);
   std::size_t places = bytes / page_bytes_;
   // Below the ceiling never more than the ceiling; beyond it no more than needed.
   const std::size_t left = committed_ < ceiling_places_ ? ceiling_places_ - committed_ : 0;
@@ -53,7 +53,8 @@ void HostStore::add_piece(std::size_t places) {
   Piece piece;
   piece.places = static_cast<std::uint32_t>(places);
   piece.free.reserve(places);
-  for (std::size_t index = places; index > 0; --index) piece.free.push_back(static_cast<std::uint32_t>(index - 1));
+  for (std::size_t index = places; index > 0; --index)
+    piece.free.push_back(static_cast<std::uint32_t>(index - 1));
   auto hole = std::ranges::find_if(pieces_, [](const Piece& one) { return one.places == 0; });
   if (hole == pieces_.end()) hole = pieces_.insert(pieces_.end(), Piece{});
   piece.buffer = pool_->acquire(round_up(places * page_bytes_, piece_granule_bytes), true);

@@ -17,8 +17,8 @@ KvSpec checked(KvSpec spec) {
 
 }  // namespace
 
-std::shared_ptr<KvManager> KvManager::make(std::shared_ptr<Device> device, std::shared_ptr<HostPool> host_pool,
-                                           KvSpec spec) {
+std::shared_ptr<KvManager> KvManager::make(std::shared_ptr<Device> device,
+                                           std::shared_ptr<HostPool> host_pool, KvSpec spec) {
   return std::make_shared<KvManager>(std::move(device), std::move(host_pool), std::move(spec));
 }
 
@@ -48,7 +48,8 @@ std::size_t KvManager::probe(const std::string& scope, std::span<const Token> pr
   return match(scope, prompt).size() * spec_.layout.tokens_per_block;
 }
 
-std::shared_ptr<Sequence> KvManager::create_sequence(const std::string& scope, std::span<const Token> prompt) {
+std::shared_ptr<Sequence> KvManager::create_sequence(const std::string& scope,
+                                                     std::span<const Token> prompt) {
   const std::lock_guard guard(mutex_);
   require_settled("create_sequence");
   const std::vector<Node*> known = match(scope, prompt);
@@ -56,7 +57,8 @@ std::shared_ptr<Sequence> KvManager::create_sequence(const std::string& scope, s
   record->id = ++last_id_;
   record->scope = scope;
   record->matched_tokens = known.size() * spec_.layout.tokens_per_block;
-  record->history.assign(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(record->matched_tokens));
+  record->history.assign(prompt.begin(),
+                         prompt.begin() + static_cast<std::ptrdiff_t>(record->matched_tokens));
   record->table = std::shared_ptr<std::int32_t[]>(new std::int32_t[slots()]);
   std::fill_n(record->table.get(), slots(), no_slot);
   for (const Node* node : known) record->pages.push_back(node->page);

@@ -37,7 +37,8 @@ std::size_t KvManager::blocks_for(std::size_t tokens) const noexcept {
 
 void KvManager::require_open(const SequenceRecord& record, const char* call) const {
   if (record.state == SequenceState::closed) {
-    throw Misuse(std::string(call) + ": sequence " + std::to_string(record.id) + " is closed; create a new one");
+    throw Misuse(std::string(call) + ": sequence " + std::to_string(record.id) +
+                 " is closed; create a new one");
   }
 }
 
@@ -89,7 +90,8 @@ void KvManager::suspend(SequenceRecord& record) {
 bool KvManager::resize(SequenceRecord& record, std::size_t capacity_tokens) {
   require_open(record, "resize");
   require_settled("resize");
-  if (record.state != SequenceState::active) throw Misuse("resize: the sequence is suspended; resume it first");
+  if (record.state != SequenceState::active)
+    throw Misuse("resize: the sequence is suspended; resume it first");
   if (capacity_tokens < record.history.size()) {
     throw Misuse("resize: " + std::to_string(capacity_tokens) + " tokens is less than the history of " +
                  std::to_string(record.history.size()) + "; close the sequence and create a shorter one");
@@ -134,7 +136,8 @@ void KvManager::commit(SequenceRecord& record, std::span<const Token> tokens) {
   require_open(record, "commit");
   require_settled("commit");
   if (parked_) throw Misuse("commit: '" + spec_.tag + "' is asleep, so nothing was computed; wake it first");
-  if (record.state != SequenceState::active) throw Misuse("commit: the sequence is suspended; resume it first");
+  if (record.state != SequenceState::active)
+    throw Misuse("commit: the sequence is suspended; resume it first");
   const std::size_t capacity = record.pages.size() * spec_.layout.tokens_per_block;
   if (tokens.size() > capacity - record.history.size()) {
     throw Misuse("commit: " + std::to_string(tokens.size()) + " tokens behind a history of " +
@@ -145,8 +148,9 @@ void KvManager::commit(SequenceRecord& record, std::span<const Token> tokens) {
   publish_blocks(record);
 }
 
-// Makes full blocks findable. Where an equal block is known already the sequence keeps its own page, which nobody
-// else finds: its page table must not change under a running kernel. The page goes when the sequence closes.
+// Makes full blocks findable. Where an equal block is known already the sequence keeps its own page, which
+// nobody else finds: its page table must not change under a running kernel. The page goes when the sequence
+// closes.
 void KvManager::publish_blocks(SequenceRecord& record) {
   if (record.epoch != epoch_) return;
   const std::size_t size = spec_.layout.tokens_per_block;
@@ -155,7 +159,8 @@ void KvManager::publish_blocks(SequenceRecord& record) {
   PrefixTree& prefixes = cache_.prefixes();
   Node* parent = record.tip.get();
   if (parent == nullptr) {
-    // Nothing published yet, or a block above the tip was dropped: begin again at the root, and mend the chain.
+    // Nothing published yet, or a block above the tip was dropped: begin again at the root, and mend the
+    // chain.
     record.published_blocks = 0;
     parent = &prefixes.root(record.scope);
   }

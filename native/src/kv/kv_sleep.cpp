@@ -1,8 +1,8 @@
 // KvManager as a Participant: how the cache sleeps and wakes.
 //
 // Sleep: save the live pages beside the old state, then (commit) forget or keep, and unmap.
-// Wake: map, give every page of the GPU tier a slot, restore, rewrite the page tables; the saved copies stay until
-// publish, so that a wake that is taken back has lost nothing.
+// Wake: map, give every page of the GPU tier a slot, restore, rewrite the page tables; the saved copies stay
+// until publish, so that a wake that is taken back has lost nothing.
 #include <algorithm>
 #include <string>
 
@@ -33,13 +33,13 @@ Item KvManager::item_of(Action action, RestoreMode mode) const {
   item.mode = mode;
   std::size_t history_tokens = 0;
   for (const auto& [id, record] : sequences_) history_tokens += record->history.size();
-  item.digest = spec_.tag + "/" + spec_.name + (action == Action::sleep ? " sleep " : " wake ") + to_string(mode) +
-                " slots=" + std::to_string(slots()) +
-                " locked=" + std::to_string(cache_.pages_with(Status::locked)) +
-                " held=" + std::to_string(cache_.pages_with(Status::held)) +
-                " droppable=" + std::to_string(cache_.pages_with(Status::droppable)) +
-                " host=" + std::to_string(cache_.pages_in(Tier::host)) +
-                " sequences=" + std::to_string(sequences_.size()) + " tokens=" + std::to_string(history_tokens);
+  item.digest =
+      spec_.tag + "/" + spec_.name + (action == Action::sleep ? " sleep " : " wake ") + to_string(mode) +
+      " slots=" + std::to_string(slots()) + " locked=" + std::to_string(cache_.pages_with(Status::locked)) +
+      " held=" + std::to_string(cache_.pages_with(Status::held)) +
+      " droppable=" + std::to_string(cache_.pages_with(Status::droppable)) +
+      " host=" + std::to_string(cache_.pages_in(Tier::host)) +
+      " sequences=" + std::to_string(sequences_.size()) + " tokens=" + std::to_string(history_tokens);
   return item;
 }
 
@@ -142,7 +142,8 @@ void KvManager::stage_wake(const Item&, UndoStack& undo, StageContext& context) 
     cache_.gpu().map();
     moves = cache_.plan_restore();
   }
-  if (mode_ == RestoreMode::memset) zero_range(*device_, cache_.gpu().base(), cache_.gpu().size_bytes(), limits);
+  if (mode_ == RestoreMode::memset)
+    zero_range(*device_, cache_.gpu().base(), cache_.gpu().size_bytes(), limits);
   context.moved_bytes += move_pages(*device_, StreamId::in, std::move(moves), cache_.page_bytes(), limits);
   const std::lock_guard guard(mutex_);
   write_tables();

@@ -27,7 +27,9 @@ Role parse_role(const std::string& text) {
   throw Misuse("role '" + text + "' does not exist; use \"k\" or \"v\"");
 }
 
-std::size_t item_bytes(DType dtype) noexcept { return dtype == DType::float32 ? 4 : 2; }
+std::size_t item_bytes(DType dtype) noexcept {
+  return dtype == DType::float32 ? 4 : 2;
+}
 
 void Layout::check() const {
   std::size_t bytes = 2 * item_bytes(dtype);

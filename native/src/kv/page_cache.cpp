@@ -5,7 +5,8 @@
 
 namespace torpor::kv {
 
-PageCache::PageCache(std::shared_ptr<Device> device, std::shared_ptr<HostPool> pool, const CacheLimits& limits)
+PageCache::PageCache(std::shared_ptr<Device> device, std::shared_ptr<HostPool> pool,
+                     const CacheLimits& limits)
     : device_(std::move(device)),
       page_bytes_(limits.page_bytes),
       gpu_(device_, limits.page_bytes, limits.gpu_bytes, limits.seed),
@@ -108,7 +109,9 @@ void PageCache::discard(bool zero) noexcept {
   host_.trim();
 }
 
-std::size_t PageCache::pages_in(Tier tier) const noexcept { return in_tier_[static_cast<std::size_t>(tier)]; }
+std::size_t PageCache::pages_in(Tier tier) const noexcept {
+  return in_tier_[static_cast<std::size_t>(tier)];
+}
 
 std::size_t PageCache::pages_with(Status status) const noexcept {
   switch (status) {

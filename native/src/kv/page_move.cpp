@@ -14,8 +14,8 @@ Copy as_copy(const PageMove& move, StreamId direction, std::size_t size_bytes) {
 
 }  // namespace
 
-std::size_t move_pages(Device& device, StreamId direction, std::vector<PageMove> moves, std::size_t page_bytes,
-                       const Limits& limits) {
+std::size_t move_pages(Device& device, StreamId direction, std::vector<PageMove> moves,
+                       std::size_t page_bytes, const Limits& limits) {
   std::ranges::sort(moves, {}, &PageMove::gpu);
   std::vector<Copy> copies;
   copies.reserve(moves.size());

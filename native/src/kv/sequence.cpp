@@ -22,7 +22,9 @@ const char* to_string(SequenceState state) noexcept {
 Sequence::Sequence(std::shared_ptr<KvManager> manager, std::shared_ptr<SequenceRecord> record) noexcept
     : manager_(std::move(manager)), record_(std::move(record)) {}
 
-Sequence::~Sequence() { close(); }
+Sequence::~Sequence() {
+  close();
+}
 
 SequenceState Sequence::state() const {
   const std::lock_guard guard(manager_->mutex_);
@@ -44,7 +46,9 @@ bool Sequence::contents_lost() const {
   return record_->contents_lost;
 }
 
-std::size_t Sequence::table_entries() const noexcept { return manager_->slots(); }
+std::size_t Sequence::table_entries() const noexcept {
+  return manager_->slots();
+}
 
 bool Sequence::resume() {
   const std::lock_guard guard(manager_->mutex_);

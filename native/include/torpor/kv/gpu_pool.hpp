@@ -1,4 +1,5 @@
-// GpuPool: the slots on the GPU. One range of addresses that never changes, physical memory under all of it or none.
+// GpuPool: the slots on the GPU. One range of addresses that never changes, physical memory under all of it
+// or none.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +15,8 @@ namespace torpor::kv {
 
 class GpuPool final {
  public:
-  // As many slots as fit into gpu_bytes, in whole granules. Reserves and maps. Misuse when not even one slot fits,
-  // OutOfDeviceMemory when the device has no room. seed: slots are given in a random order.
+  // As many slots as fit into gpu_bytes, in whole granules. Reserves and maps. Misuse when not even one slot
+  // fits, OutOfDeviceMemory when the device has no room. seed: slots are given in a random order.
   GpuPool(std::shared_ptr<Device> device, std::size_t page_bytes, std::size_t gpu_bytes,
           std::optional<std::uint64_t> seed);
 
@@ -37,7 +38,8 @@ class GpuPool final {
   void map();
   // Takes back map(): cannot fail, what the driver refuses to unmap is left to it.
   void drop_mappings() noexcept { mappings_.clear(); }
-  // Unmaps and frees one chunk and returns its bytes, 0 when nothing is mapped. May throw; then nothing changed.
+  // Unmaps and frees one chunk and returns its bytes, 0 when nothing is mapped. May throw; then nothing
+  // changed.
   [[nodiscard]] std::size_t release_one();
 
  private:

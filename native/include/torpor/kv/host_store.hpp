@@ -1,6 +1,8 @@
-// HostStore: places for pages in host memory, committed in pieces when they are needed and given back when empty.
+// HostStore: places for pages in host memory, committed in pieces when they are needed and given back when
+// empty.
 //
-// The ceiling is what the host tier may use; a preserving sleep may take places beyond it for as long as it lasts.
+// The ceiling is what the host tier may use; a preserving sleep may take places beyond it for as long as it
+// lasts.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +28,9 @@ class HostStore final {
   [[nodiscard]] std::size_t ceiling_places() const noexcept { return ceiling_places_; }
   [[nodiscard]] std::size_t used() const noexcept { return used_; }
   // Places that may still be used below the ceiling, committed or not.
-  [[nodiscard]] std::size_t room() const noexcept { return used_ < ceiling_places_ ? ceiling_places_ - used_ : 0; }
+  [[nodiscard]] std::size_t room() const noexcept {
+    return used_ < ceiling_places_ ? ceiling_places_ - used_ : 0;
+  }
   [[nodiscard]] std::size_t committed_free() const noexcept { return committed_ - used_; }
   [[nodiscard]] std::size_t committed_bytes() const noexcept { return committed_bytes_; }
   // What ensure(places) commits; what lies idle in the pool counts too.

@@ -1,7 +1,7 @@
 // KvManager: the paged KV cache of one rank: sequences over a PageCache, and its sleep and wake.
 //
-// One lock. It is given up while a sleep or wake copies; then, and until the transaction is over, sequences can be
-// read and closed (closing takes effect afterwards) and everything else is Misuse.
+// One lock. It is given up while a sleep or wake copies; then, and until the transaction is over, sequences
+// can be read and closed (closing takes effect afterwards) and everything else is Misuse.
 #pragma once
 
 #include <atomic>
@@ -33,7 +33,7 @@ struct KvSpec {
   std::string name;
   RestoreMode restore = RestoreMode::none;
   std::optional<std::uint64_t> seed;
-  std::chrono::seconds move_timeout{60};        // of the moves that sequences ask for
+  std::chrono::seconds move_timeout{60};         // of the moves that sequences ask for
   std::function<std::size_t()> host_free_bytes;  // empty: as the kernel says
 };
 
@@ -43,10 +43,10 @@ struct KvStats {
   std::size_t host_pages, host_bytes;                     // bytes: committed, saved pages too
   std::size_t host_slots;                                 // places of the host tier, used ones included
   std::size_t sequences;
-  std::size_t prefix_tokens;                       // known to the prefix tree now
-  std::uint64_t lookup_tokens, hits_tokens;        // of all prompts so far
-  std::uint64_t evicted_pages, forgotten_pages;    // dropped for room; dropped with all prefixes
-  std::uint64_t moved_out_pages, moved_in_pages;   // between the tiers, for room
+  std::size_t prefix_tokens;                      // known to the prefix tree now
+  std::uint64_t lookup_tokens, hits_tokens;       // of all prompts so far
+  std::uint64_t evicted_pages, forgotten_pages;   // dropped for room; dropped with all prefixes
+  std::uint64_t moved_out_pages, moved_in_pages;  // between the tiers, for room
 };
 
 class KvManager final : public Participant, public std::enable_shared_from_this<KvManager> {
@@ -63,9 +63,11 @@ class KvManager final : public Participant, public std::enable_shared_from_this<
   // Address of slot 0's part of this layer and role; slots are page_bytes apart. Never changes (S1).
   [[nodiscard]] Address address(std::size_t layer, Role role) const;
 
-  // How many leading tokens of this prompt a new sequence would find. Changes nothing, not even the order of use.
+  // How many leading tokens of this prompt a new sequence would find. Changes nothing, not even the order of
+  // use.
   [[nodiscard]] std::size_t probe(const std::string& scope, std::span<const Token> prompt) const;
-  [[nodiscard]] std::shared_ptr<Sequence> create_sequence(const std::string& scope, std::span<const Token> prompt);
+  [[nodiscard]] std::shared_ptr<Sequence> create_sequence(const std::string& scope,
+                                                          std::span<const Token> prompt);
   // Returns how many tokens were known.
   std::size_t forget_prefixes();
   [[nodiscard]] KvStats stats() const;
@@ -122,8 +124,8 @@ class KvManager final : public Participant, public std::enable_shared_from_this<
   mutable std::mutex mutex_;
   PageCache cache_;
   std::map<std::uint64_t, std::shared_ptr<SequenceRecord>> sequences_;  // not closed
-  std::vector<std::shared_ptr<SequenceRecord>> pending_;  // closed while something was staged;
-                                                        // capacity: all open sequences
+  std::vector<std::shared_ptr<SequenceRecord>> pending_;                // closed while something was staged;
+                                                                        // capacity: all open sequences
   std::uint64_t last_id_ = 0;
   std::uint64_t epoch_ = 0;
   std::uint64_t lookup_tokens_ = 0;

@@ -30,15 +30,15 @@ class PageList;
 
 struct Page {
   Status status = Status::unused;
-  Tier tier = Tier::gpu;             // the tier it belongs to, also while it is parked
-  bool in_transit = false;           // wanted by the running move: no victim
-  bool zero_on_arrival = false;      // lost its contents to a memset sleep: reads zero in its next slot
-  std::int32_t slot = no_slot;       // in the GPU pool; no_slot when in the host tier or parked
-  Place place;                       // in host memory; empty = no bytes there
-  std::uint32_t sequences = 0;       // open sequences that use it
+  Tier tier = Tier::gpu;               // the tier it belongs to, also while it is parked
+  bool in_transit = false;             // wanted by the running move: no victim
+  bool zero_on_arrival = false;        // lost its contents to a memset sleep: reads zero in its next slot
+  std::int32_t slot = no_slot;         // in the GPU pool; no_slot when in the host tier or parked
+  Place place;                         // in host memory; empty = no bytes there
+  std::uint32_t sequences = 0;         // open sequences that use it
   std::uint32_t active_sequences = 0;  // of them active
-  Node* node = nullptr;              // of the prefix tree, when others may find it
-  PageList* list = nullptr;          // the list that it is in
+  Node* node = nullptr;                // of the prefix tree, when others may find it
+  PageList* list = nullptr;            // the list that it is in
   Page* older = nullptr;
   Page* newer = nullptr;
 };

@@ -17,9 +17,9 @@
 #include "torpor/kv/gpu_pool.hpp"
 #include "torpor/kv/host_store.hpp"
 #include "torpor/kv/page.hpp"
+#include "torpor/kv/page_move.hpp"
 #include "torpor/kv/prefix_tree.hpp"
 #include "torpor/kv/records.hpp"
-#include "torpor/kv/page_move.hpp"
 
 namespace torpor::kv {
 
@@ -50,8 +50,8 @@ class PageCache final {
   void unlock(Page& page) noexcept;
 
   // --- room and moves ---
-  // Frees GPU slots until n are free: the longest unused pages go to the host tier, droppable ones first; droppable
-  // ones that find no room there are dropped. False when that is not enough; then nothing changed.
+  // Frees GPU slots until n are free: the longest unused pages go to the host tier, droppable ones first;
+  // droppable ones that find no room there are dropped. False when that is not enough; then nothing changed.
   [[nodiscard]] bool make_room(std::size_t n, const Limits& limits);
   // Brings pages of the host tier to the GPU. There must be room.
   void bring_in(std::span<Page* const> pages, const Limits& limits);
@@ -61,8 +61,8 @@ class PageCache final {
   // --- the whole cache at once ---
   // Forgets every prefix and frees the pages that no sequence uses. Returns how many blocks were known.
   std::size_t forget_prefixes() noexcept;
-  // The bytes of every page are gone; pages that sequences use stay, without contents. `zero`: they will read zero.
-  // For a parked pool, or one that is being parked.
+  // The bytes of every page are gone; pages that sequences use stay, without contents. `zero`: they will read
+  // zero. For a parked pool, or one that is being parked.
   void discard(bool zero) noexcept;
 
   // --- sleep and wake ---
@@ -89,7 +89,7 @@ class PageCache final {
 
  private:
   struct Eviction {
-    std::vector<Page*> move;   // to the host
+    std::vector<Page*> move;  // to the host
     std::vector<Page*> drop;
     std::size_t displace = 0;  // droppable host pages that must go first
   };

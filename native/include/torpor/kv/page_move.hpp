@@ -23,8 +23,8 @@ struct Limits {
 
 // Copies page_bytes of every move and waits for it; neighbours are joined. Returns the bytes copied.
 // On a throw nothing is in flight any more.
-std::size_t move_pages(Device& device, StreamId direction, std::vector<PageMove> moves, std::size_t page_bytes,
-                       const Limits& limits);
+std::size_t move_pages(Device& device, StreamId direction, std::vector<PageMove> moves,
+                       std::size_t page_bytes, const Limits& limits);
 
 // Writes zeros and waits. On a throw nothing is in flight any more.
 void zero_range(Device& device, Address at, std::size_t size_bytes, const Limits& limits);

@@ -1,8 +1,9 @@
 // PrefixTree: which token blocks are known, and the page that holds each.
 //
-// A block is found by a 64-bit hash chained over (scope; tokens of all blocks up to it) and confirmed by comparing
-// its parent and its own tokens, so that a collision costs time and never gives a wrong page. The first block's
-// parent is the root of its scope: the scope is a security boundary, and blocks of two scopes never meet.
+// A block is found by a 64-bit hash chained over (scope; tokens of all blocks up to it) and confirmed by
+// comparing its parent and its own tokens, so that a collision costs time and never gives a wrong page. The
+// first block's parent is the root of its scope: the scope is a security boundary, and blocks of two scopes
+// never meet.
 //
 // A node without its parent could not be found: removing one removes everything below it.
 // Not thread-safe; the owner of the pages has the lock.
@@ -31,8 +32,8 @@ struct Node {
   Node* next_in_bucket = nullptr;
   Page* page = nullptr;
   std::uint64_t hash = 0;
-  std::uint64_t serial = 0;    // changes when the record is used for another block; 0 while unused
-  std::vector<Token> tokens;   // tokens_per_block of them
+  std::uint64_t serial = 0;            // changes when the record is used for another block; 0 while unused
+  std::vector<Token> tokens;           // tokens_per_block of them
   const std::string* scope = nullptr;  // a root's; else nullptr
 };
 
@@ -56,7 +57,8 @@ class PrefixTree final {
   // hash_mask keeps only some bits of each hash, so that tests can force collisions.
   explicit PrefixTree(std::size_t tokens_per_block, std::uint64_t hash_mask = UINT64_MAX);
 
-  // The pages of the longest known chain of whole blocks that `tokens` begins with, first block first. Reads only.
+  // The pages of the longest known chain of whole blocks that `tokens` begins with, first block first. Reads
+  // only.
   [[nodiscard]] std::vector<Node*> match(const std::string& scope, std::span<const Token> tokens) const;
   // nullptr when unknown.
   [[nodiscard]] Node* find(const Node& parent, std::span<const Token> block) const noexcept;
@@ -77,7 +79,8 @@ class PrefixTree final {
   [[nodiscard]] std::size_t scopes() const noexcept { return roots_.size(); }
 
  private:
-  [[nodiscard]] std::uint64_t chained_hash(std::uint64_t parent_hash, std::span<const Token> block) const noexcept;
+  [[nodiscard]] std::uint64_t chained_hash(std::uint64_t parent_hash,
+                                           std::span<const Token> block) const noexcept;
   void grow_buckets();
   // Unlinks a leaf and gives its page.
   Page& take_out(Node& leaf) noexcept;

@@ -23,18 +23,19 @@ struct SequenceRecord {
   std::uint64_t id = 0;
   std::string scope;
   SequenceState state = SequenceState::suspended;
-  bool locks_pages = false;             // as it does while active, and closed until the transaction is over
-  std::vector<Token> history;           // committed
-  std::vector<Page*> pages;             // one a block, beyond the history too
+  bool locks_pages = false;               // as it does while active, and closed until the transaction is over
+  std::vector<Token> history;             // committed
+  std::vector<Page*> pages;               // one a block, beyond the history too
   std::shared_ptr<std::int32_t[]> table;  // as many entries as the pool has slots
   std::size_t matched_tokens = 0;
-  std::uint64_t epoch = 0;              // of the prefixes: blocks of an older epoch never become reusable
-  std::size_t published_blocks = 0;     // leading blocks known to the prefix tree …
-  NodeRef tip;                          // … and the last of them
-  bool contents_lost = false;           // a sleep discarded K and V of its history
+  std::uint64_t epoch = 0;           // of the prefixes: blocks of an older epoch never become reusable
+  std::size_t published_blocks = 0;  // leading blocks known to the prefix tree …
+  NodeRef tip;                       // … and the last of them
+  bool contents_lost = false;        // a sleep discarded K and V of its history
 };
 
-// A caller's handle; the destructor closes. Thread-safe. Every call on a closed sequence but close() is Misuse.
+// A caller's handle; the destructor closes. Thread-safe. Every call on a closed sequence but close() is
+// Misuse.
 class Sequence final {
  public:
   Sequence(std::shared_ptr<KvManager> manager, std::shared_ptr<SequenceRecord> record) noexcept;
@@ -55,8 +56,8 @@ class Sequence final {
   [[nodiscard]] std::shared_ptr<std::int32_t[]> table() const noexcept { return record_->table; }
   [[nodiscard]] std::size_t table_entries() const noexcept;
 
-  // Brings every page to the GPU and locks it. False when there is no room, or the pool is parked; then nothing
-  // changed. A failed device call throws and leaves this sequence suspended as it was.
+  // Brings every page to the GPU and locks it. False when there is no room, or the pool is parked; then
+  // nothing changed. A failed device call throws and leaves this sequence suspended as it was.
   [[nodiscard]] bool resume();
   // Work on the pages must be done. They may move to the host from now on, and are never dropped.
   void suspend();
