@@ -1,0 +1,105 @@
+// The cuda device: virtual memory management of the driver API, two streams, registered host memory.
+//
+// Every method makes the device's primary context current on the calling thread for its own duration. It is
+// the context that torch uses too, so that quiesce sees all of a process's work on the GPU.
+#pragma once
+
+#include <unistd.h>
+
+#include <array>
+#include <mutex>
+#include <unordered_map>
+
+#include "copy_batch.hpp"
+#include "cuda_driver.hpp"
+#include "torpor/device.hpp"
+
+namespace torpor {
+
+// Makes a context current for as long as this lives.
+class CurrentContext final {
+ public:
+  CurrentContext(const cuda::Driver& driver, cuda::Context context) noexcept : driver_(driver) {
+    driver_.context_get_current(&before_);
+    changed_ = before_ != context && driver_.context_set_current(context) == cuda::success;
+  }
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+  ~CurrentContext() {
+    if (changed_ && before_ != nullptr) driver_.context_set_current(before_);
+  }
+
+ private:
+  const cuda::Driver& driver_;
+  cuda::Context before_ = nullptr;
+  bool changed_ = false;
+};
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(std::shared_ptr<const cuda::Driver> driver, int ordinal);
+  ~CudaDevice() override;
+
+  DeviceKind kind() const noexcept override { return DeviceKind::cuda; }
+  std::string id() const override { return id_; }
+  int ordinal() const noexcept override { return ordinal_; }
+  std::size_t granularity_bytes() const noexcept override { return granularity_bytes_; }
+  std::size_t chunk_bytes() const noexcept override {
+    return round_up(large_chunk_bytes, granularity_bytes_);
+  }
+  bool can_pin() const noexcept override { return true; }
+  MemoryInfo memory_info() override;
+
+  Address reserve_range(std::size_t size_bytes) override;
+  void unreserve_range(Address base, std::size_t size_bytes) noexcept override;
+  PhysicalHandle create_physical(std::size_t size_bytes) override;
+  void destroy_physical(PhysicalHandle handle) noexcept override;
+  void map_range(Address at, PhysicalHandle handle, std::size_t size_bytes) override;
+  void unmap_range(Address at, std::size_t size_bytes) override;
+  Address create_host(std::size_t size_bytes, bool pinned) override;
+  void destroy_host(Address base, std::size_t size_bytes) noexcept override;
+
+  void copy(std::span<const Copy> batch, StreamId stream) override;
+  void fill(Address at, std::uint8_t value, std::size_t size_bytes, StreamId stream) override;
+  void wait(StreamId stream, Deadline deadline, const StopFlag* stop) override;
+  void quiesce(Deadline deadline) override;
+
+ private:
+  // Large creates are quickest in pieces of this size once freed memory has been scrubbed, a third of a
+  // second later.
+  static constexpr std::size_t large_chunk_bytes = std::size_t{1} << 30;
+
+  struct Pages {
+    cuda::Handle handle;
+    std::size_t size_bytes;
+    Address mapped_at;  // 0 while not mapped
+  };
+
+  [[nodiscard]] CurrentContext enter() const noexcept { return {*driver_, context_}; }
+  [[nodiscard]] bool foreign() const noexcept { return getpid() != owner_pid_; }
+  [[nodiscard]] cuda::AllocationProperties properties() const noexcept;
+  [[nodiscard]] cuda::Stream stream_of(StreamId stream) const noexcept {
+    return streams_[static_cast<std::size_t>(stream)];
+  }
+  void check_size(std::size_t size_bytes, const char* call) const;
+  void release_all() noexcept;
+  void copy_pinned(std::vector<Copy>& batch, cuda::Stream stream);
+  void poll(cuda::Event event, Deadline deadline, const StopFlag* stop, const char* what);
+
+  const std::shared_ptr<const cuda::Driver> driver_;
+  const int ordinal_;
+  const int owner_pid_;
+  cuda::DeviceIndex index_ = 0;
+  cuda::Context context_ = nullptr;
+  std::array<cuda::Stream, 2> streams_{};
+  std::string id_;
+  std::size_t granularity_bytes_ = 0;
+
+  std::mutex mutex_;  // over the tables; never held across a call that waits
+  PhysicalHandle next_handle_ = 1;
+  std::unordered_map<PhysicalHandle, Pages> pages_;
+  std::unordered_map<Address, PhysicalHandle> mapped_;
+  HostRanges host_;
+};
+
+}  // namespace torpor

@@ -1,0 +1,124 @@
+// The cuda device: copies, fills, and waiting for them.
+#include <thread>
+
+#include "cuda_device.hpp"
+#include "text.hpp"
+#include "torpor/errors.hpp"
+
+namespace torpor {
+
+namespace {
+
+constexpr std::chrono::microseconds eager_polling{300};
+constexpr std::chrono::microseconds polling_pause{50};
+
+class OwnedEvent final {
+ public:
+  explicit OwnedEvent(const cuda::Driver& driver) : driver_(driver) {
+    driver_.check(driver_.event_create(&event_, cuda::event_disable_timing), "cuEventCreate");
+  }
+  OwnedEvent(const OwnedEvent&) = delete;
+  OwnedEvent& operator=(const OwnedEvent&) = delete;
+  ~OwnedEvent() { driver_.event_destroy(event_); }
+  [[nodiscard]] cuda::Event get() const noexcept { return event_; }
+
+ private:
+  const cuda::Driver& driver_;
+  cuda::Event event_ = nullptr;
+};
+
+}  // namespace
+
+void CudaDevice::copy(std::span<const Copy> batch, StreamId stream) {
+  const CurrentContext current = enter();
+  Batches batches;
+  {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    batches = prepare(batch, host_);
+  }
+  copy_pinned(batches.pinned, stream_of(stream));
+  for (const Copy& one : batches.pageable) {
+    driver_->check(driver_->copy_async(one.destination, one.source, one.size_bytes, stream_of(stream)),
+                   "cuMemcpyAsync", one.size_bytes);
+  }
+}
+
+void CudaDevice::copy_pinned(std::vector<Copy>& batch, cuda::Stream stream) {
+  if (batch.size() < 2 || driver_->copy_batch_async == nullptr) {
+    for (const Copy& one : batch) {
+      driver_->check(driver_->copy_async(one.destination, one.source, one.size_bytes, stream),
+                     "cuMemcpyAsync", one.size_bytes);
+    }
+    return;
+  }
+  std::vector<cuda::Pointer> destinations;
+  std::vector<cuda::Pointer> sources;
+  std::vector<std::size_t> sizes;
+  std::size_t total_bytes = 0;
+  for (const Copy& one : batch) {
+    destinations.push_back(one.destination);
+    sources.push_back(one.source);
+    sizes.push_back(one.size_bytes);
+    total_bytes += one.size_bytes;
+  }
+  cuda::CopyAttributes attributes{};
+  attributes.source_access_order = 1;
+  std::size_t from_the_first_on = 0;
+  driver_->check(driver_->copy_batch_async(destinations.data(), sources.data(), sizes.data(), sizes.size(),
+                                           &attributes, &from_the_first_on, 1, stream),
+                 "cuMemcpyBatchAsync", total_bytes);
+}
+
+void CudaDevice::fill(Address at, std::uint8_t value, std::size_t size_bytes, StreamId stream) {
+  const CurrentContext current = enter();
+  driver_->check(driver_->fill_async(at, value, size_bytes, stream_of(stream)), "cuMemsetD8Async",
+                 size_bytes);
+}
+
+void CudaDevice::poll(cuda::Event event, Deadline deadline, const StopFlag* stop, const char* what) {
+  const Clock::time_point start = Clock::now();
+  for (;;) {
+    if (stop != nullptr && stop->load()) throw Stopped(std::string("stopped while waiting for ") + what);
+    const cuda::Status status = driver_->event_query(event);
+    if (status == cuda::success) return;
+    if (status != cuda::not_ready) driver_->check(status, "cuEventQuery");
+    const Clock::time_point now = Clock::now();
+    if (now > deadline) {
+      throw DeviceBusy(device_text(*this) + ": " + what +
+                       " did not end within the deadline; wait for running kernels, " + "or give more time");
+    }
+    if (now - start < eager_polling) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(polling_pause);
+    }
+  }
+}
+
+void CudaDevice::wait(StreamId stream, Deadline deadline, const StopFlag* stop) {
+  const CurrentContext current = enter();
+  const OwnedEvent event(*driver_);
+  driver_->check(driver_->event_record(event.get(), stream_of(stream)), "cuEventRecord");
+  poll(event.get(), deadline, stop, "copies");
+}
+
+void CudaDevice::quiesce(Deadline deadline) {
+  const CurrentContext current = enter();
+  const OwnedEvent event(*driver_);
+  if (driver_->context_record_event != nullptr) {
+    const cuda::Status status = driver_->context_record_event(context_, event.get());
+    if (status == cuda::capture_unsupported) {
+      throw DeviceBusy(device_text(*this) + ": a stream is capturing a graph; end the capture and try again");
+    }
+    driver_->check(status, "cuCtxRecordEvent");
+    poll(event.get(), deadline, nullptr, "work on the GPU");
+    return;
+  }
+  // Without it the NULL stream stands for all blocking streams, and ours are asked one by one.
+  driver_->check(driver_->event_record(event.get(), nullptr), "cuEventRecord");
+  poll(event.get(), deadline, nullptr, "work on the GPU");
+  wait(StreamId::out, deadline, nullptr);
+  wait(StreamId::in, deadline, nullptr);
+}
+
+}  // namespace torpor
