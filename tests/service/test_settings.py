@@ -1,0 +1,219 @@
+"""Configuration: what is read, what overrides, and that every error names its key and a way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from torpor.actors.config import GIB, MIB
+from torpor.actors.messages import RestoreMode
+from torpor.service.settings.load import SettingsError, load_settings
+from torpor.service.settings.shape import cluster_config
+from torpor.service.units import parse_duration_s, parse_size_bytes, show_bytes
+
+EXAMPLE = """
+models:
+  - name: chat
+    engine: {kind: transformers, model: ./small.gguf, dtype: auto, load_format: auto}
+    tensor_parallel: 3
+    gpus_per_rank: 1
+    placement: {group: null, bundles: null}
+    kv_cache: {tokens_per_block: 16, gpu_bytes: 2GiB, host_bytes: 4GiB, disk_bytes: 0, cold_gpu_bytes: 0, codec: identity}
+    restore_modes: {kv_cache: cpu, workspace: none}
+    prefill_backup: false
+    gate: {when_closed: reject, make_room: none}
+    verify: true
+    sleep_after_idle_s: null
+device: {kind: host, host_capacity: 1GB, name: lab}
+node: {host_bytes: 3GiB, disk_bytes: null, disk_path: null}
+host_pool: {bytes: 8MiB, prefill: false}
+deadlines: {drain_s: 500ms, stage_s: 2m, stage_bytes_per_s: 1GB, commit_s: 10}
+http: {host: "::1", port: 9000}
+auth: {tokens_file: null}
+weights_roots: []
+journal: {path: /var/lib/torpor/journal.db}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "torpor.yaml"
+    file.write_text(text)
+    return file
+
+
+def problems_of(folder: Path, text: str, environment: dict[str, str] | None = None) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(write(folder, text), environment or {})
+    return str(caught.value)
+
+
+def test_without_a_file_the_small_model_gets_its_documented_sizes() -> None:
+    config = cluster_config(load_settings(None, {}))
+    (model,) = config.models
+    assert (model.name, model.engine.model, model.tensor_parallel) == ("smollm2", "", 1)
+    assert (model.kv_cache.gpu_bytes, model.kv_cache.host_bytes) == (512 * MIB, GIB)
+    assert (config.host_pool.bytes, config.device.count, config.device.kind) == (GIB, 1, "auto")
+
+
+def test_every_key_of_a_file_reaches_the_cluster_config(tmp_path: Path) -> None:
+    settings = load_settings(write(tmp_path, EXAMPLE), {})
+    config = cluster_config(settings)
+    (model,) = config.models
+    assert model.engine.model == str(tmp_path / "small.gguf")
+    assert (model.kv_cache.tokens_per_block, model.kv_cache.gpu_bytes) == (16, 2 * GIB)
+    assert dict(model.restore_modes) == {
+        "kv_cache": RestoreMode.CPU,
+        "weights": RestoreMode.PINNED,
+        "workspace": RestoreMode.NONE,
+    }
+    assert model.verify
+    assert (config.device.kind, config.device.count, config.device.name) == ("host", 3, "lab")
+    assert (config.device.host_capacity_bytes, config.node.host_bytes) == (10**9, 3 * GIB)
+    assert config.host_pool.bytes == 8 * MIB
+    deadlines = config.deadlines
+    assert (deadlines.drain_s, deadlines.stage_s, deadlines.stage_bytes_per_s) == (0.5, 120.0, 10**9)
+    assert config.journal_path == "/var/lib/torpor/journal.db"
+    assert (settings.http.host, settings.http.port) == ("::1", 9000)
+
+
+def test_the_environment_overrides_the_file_down_to_an_element_of_a_list(tmp_path: Path) -> None:
+    environment = {
+        "TORPOR_HTTP__PORT": "8701",
+        "TORPOR_MODELS__0__KV_CACHE__GPU_BYTES": "64MiB",
+        "TORPOR_MODELS__1__NAME": "second",
+        "TORPOR_DEADLINES__DRAIN_S": "5s",
+        "TORPOR_NODE__HOST_BYTES": "null",
+        "TORPOR_DEFAULT_MODEL": "/somewhere/else.gguf",
+        "TORPOR_URL": "http://127.0.0.1:1",
+        "PATH": "/bin",
+    }
+    settings = load_settings(write(tmp_path, EXAMPLE), environment)
+    assert settings.http.port == 8701
+    assert [model.name for model in settings.models] == ["chat", "second"]
+    assert settings.models[0].kv_cache.gpu_bytes == 64 * MIB
+    assert settings.models[0].verify
+    assert settings.deadlines.drain_s == 5.0
+    assert settings.node.host_bytes is None
+
+
+def test_a_whole_section_can_come_from_one_variable() -> None:
+    settings = load_settings(None, {"TORPOR_MODELS": '[{"name": "one"}, {"name": "two"}]'})
+    assert [model.name for model in settings.models] == ["one", "two"]
+
+
+ONE_MODEL = "models: [{name: chat}]\n"
+BAD = [
+    # (YAML, what the message must name, and what to do)
+    ("models: []\n", "models", "at least 1"),
+    ("{}\n", "models", "is missing; set it"),
+    ("models: [{}]\n", "models.0.name", "is missing"),
+    ("models: [{name: a b}]\n", "models.0.name", "pattern"),
+    ("models: [{name: a}, {name: a}]\n", "models", "each name once; repeated: a"),
+    (ONE_MODEL + "htpp: {port: 1}\n", "htpp", "no such key"),
+    ("models: [{name: a, engine: {modle: x}}]\n", "models.0.engine.modle", "no such key"),
+    ("models: [{name: a, tensor_parallel: two}]\n", "models.0.tensor_parallel", "integer"),
+    ("models: [{name: a, tensor_parallel: 0}]\n", "models.0.tensor_parallel", "greater than or equal to 1"),
+    ("models: [{name: a, verify: 'yes'}]\n", "models.0.verify", "boolean"),
+    ("models: [{name: a, kv_cache: {gpu_bytes: 2 cows}}]\n", "models.0.kv_cache.gpu_bytes", "512MiB"),
+    ("models: [{name: a, kv_cache: {gpu_bytes: -1}}]\n", "models.0.kv_cache.gpu_bytes", "512MiB"),
+    ("models: [{name: a, kv_cache: {gpu_bytes: 0.5}}]\n", "models.0.kv_cache.gpu_bytes", "whole number"),
+    ("models: [{name: a, restore_modes: {weights: tape}}]\n", "models.0.restore_modes.weights", "'pinned'"),
+    (ONE_MODEL + "device: {kind: tpu}\n", "device.kind", "'cuda'"),
+    (ONE_MODEL + "deadlines: {drain_s: soon}\n", "deadlines.drain_s", "500ms"),
+    (ONE_MODEL + "deadlines: {drain_s: 0}\n", "deadlines.drain_s", "greater than 0"),
+    (ONE_MODEL + "http: {port: 70000}\n", "http.port", "65535"),
+    (ONE_MODEL + "http: {host: 0.0.0.0}\n", "http.host", "SSH tunnel"),
+    (ONE_MODEL + "http: {host: example.org}\n", "http.host", "loopback"),
+    ("models: [\n", "is not valid YAML in line 2", ""),
+    ("just text\n", "holds no keys", "models"),
+]
+
+
+@pytest.mark.parametrize(("text", "key", "hint"), BAD)
+def test_a_bad_file_is_refused_with_the_key_and_what_to_do(
+    tmp_path: Path, text: str, key: str, hint: str
+) -> None:
+    message = problems_of(tmp_path, text)
+    assert key in message
+    assert hint in message
+
+
+LATER = [
+    ("models: [{name: a, gate: {when_closed: wake}}]\n", "models.0.gate.when_closed"),
+    ("models: [{name: a, gate: {when_closed: queue}}]\n", "models.0.gate.when_closed"),
+    ("models: [{name: a, gate: {queue_limit: 256}}]\n", "models.0.gate.queue_limit"),
+    ("models: [{name: a, kv_cache: {disk_bytes: 1GiB}}]\n", "models.0.kv_cache.disk_bytes"),
+    ("models: [{name: a, kv_cache: {cold_gpu_bytes: 1}}]\n", "models.0.kv_cache.cold_gpu_bytes"),
+    ("models: [{name: a, kv_cache: {codec: fp8}}]\n", "models.0.kv_cache.codec"),
+    ("models: [{name: a, restore_modes: {weights: disk}}]\n", "models.0.restore_modes.weights"),
+    ("models: [{name: a, gpus_per_rank: 0.5}]\n", "models.0.gpus_per_rank"),
+    ("models: [{name: a, placement: {group: trainer}}]\n", "models.0.placement.group"),
+    ("models: [{name: a, prefill_backup: true}]\n", "models.0.prefill_backup"),
+    ("models: [{name: a, on_discard: reload}]\n", "models.0.on_discard"),
+    ("models: [{name: a, sleep_after_idle_s: 60}]\n", "models.0.sleep_after_idle_s"),
+    (ONE_MODEL + "node: {disk_path: /tmp}\n", "node.disk_path"),
+    (ONE_MODEL + "host_pool: {prefill: true}\n", "host_pool.prefill"),
+    (ONE_MODEL + "auth: {tokens_file: /etc/tokens}\n", "auth.tokens_file"),
+    (ONE_MODEL + "weights_roots: [/models]\n", "weights_roots"),
+]
+
+
+@pytest.mark.parametrize(("text", "key"), LATER)
+def test_a_key_of_a_later_version_is_refused_by_name_and_never_ignored(
+    tmp_path: Path, text: str, key: str
+) -> None:
+    assert yaml.safe_load(text)
+    message = problems_of(tmp_path, text)
+    assert f"{key}: " in message
+    assert "not available yet in this version" in message
+
+
+def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
+    message = problems_of(tmp_path, "models: [{name: a, on_discard: reload}]\nhtpp: {}\nhttp: {port: x}\n")
+    assert all(key in message for key in ("models.0.on_discard", "htpp", "http.port"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "hint"),
+    [
+        ("TORPOR_HTPP__PORT", "1", "htpp"),
+        ("TORPOR_MODELS__5__NAME", "x", "no index"),
+        ("TORPOR_MODELS__0__NAME__X", "x", "nothing below it"),
+        ("TORPOR_HTTP__PORT", "[", "TORPOR_HTTP__PORT"),
+        ("TORPOR_HTTP__HOST", "0.0.0.0", "SSH tunnel"),
+    ],
+)
+def test_a_bad_variable_is_refused(tmp_path: Path, variable: str, value: str, hint: str) -> None:
+    assert hint in problems_of(tmp_path, ONE_MODEL, {variable: value})
+
+
+def test_a_missing_file_is_told_with_its_path(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"nope\.yaml: cannot be read \(No such file"):
+        load_settings(tmp_path / "nope.yaml", {})
+
+
+@pytest.mark.parametrize(
+    ("written", "size_bytes"),
+    [(1048576, MIB), ("1048576", MIB), ("512MiB", 512 * MIB), ("1GB", 10**9), ("1.5 KiB", 1536), ("0", 0)],
+)
+def test_sizes_are_read_as_people_write_them(written: object, size_bytes: int) -> None:
+    assert parse_size_bytes(written) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [(30, 30.0), (0.5, 0.5), ("30s", 30.0), ("500ms", 0.5), ("2m", 120.0), ("1h", 3600.0)],
+)
+def test_durations_are_read_as_people_write_them(written: object, seconds: float) -> None:
+    assert parse_duration_s(written) == seconds
+
+
+def test_sizes_are_shown_in_binary_units() -> None:
+    assert [show_bytes(size) for size in (12, 1536, 512 * MIB, 3 * GIB)] == [
+        "12 B",
+        "1.5 KiB",
+        "512.0 MiB",
+        "3.0 GiB",
+    ]
