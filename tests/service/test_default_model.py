@@ -65,7 +65,7 @@ def test_a_named_file_wins_over_cache_and_network(tmp_path: Path) -> None:
 
 
 def test_a_named_file_that_is_missing_is_told_and_not_replaced(tmp_path: Path) -> None:
-    with pytest.raises(DefaultModelError, match="TORPOR_DEFAULT_MODEL names .*gone.gguf, which is no file"):
+    with pytest.raises(DefaultModelError, match=r"TORPOR_DEFAULT_MODEL names .*gone\.gguf, which is no file"):
         ensure_default_model({"TORPOR_DEFAULT_MODEL": str(tmp_path / "gone.gguf")})
 
 

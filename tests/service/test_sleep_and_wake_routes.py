@@ -90,9 +90,8 @@ async def test_respond_async_answers_at_once_with_where_to_look(rig: Rig) -> Non
     assert answer.json()["state"] == "running"
     where = answer.headers["Location"]
     assert where == f"/operations/{answer.json()['id']}"
-    while (record := (await rig.http.get(where)).json())["state"] == "running":
-        await asyncio.sleep(0.02)
-    assert record["state"] == "succeeded"
+    await rig.coordinator.wait(answer.json()["id"], 5)
+    assert (await rig.http.get(where)).json()["state"] == "succeeded"
 
 
 async def test_a_dry_run_plans_and_changes_nothing(rig: Rig) -> None:
