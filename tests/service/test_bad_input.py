@@ -66,11 +66,11 @@ BAD: list[tuple[str, str | None, Headers, int, str, str]] = [
     ("POST /v1/completions", '{"model": "chat"}', {}, 400, "invalid_request", "prompt"),
     ("POST /v1/completions", '{"model": "chat", "prompt": []}', {}, 400, "invalid_request", "prompt"),
     ("POST /v1/completions", '{"model": "nobody", "prompt": "x"}', {}, 404, "unknown_model", "chat, draft"),
-    ("POST /v1/completions", '{"model": "chat", "prompt": "x", "n": 17}', {}, 400, "invalid_request", "n"),
-    ("POST /v1/completions", '{"model": "chat", "prompt": "x", "max_tokens": 0}', {}, 400, "invalid_request", "max_tokens"),
-    ("POST /v1/completions", '{"model": "chat", "prompt": "x", "temperature": 9}', {}, 400, "invalid_request", "temperature"),
-    ("POST /v1/completions", '{"model": "chat", "prompt": "x", "top_p": 0}', {}, 400, "invalid_request", "top_p"),
-    ("POST /v1/completions", '{"model": "chat", "prompt": "x", "echo": true}', {}, 400, "unsupported_parameter", "echo"),
+    ("POST /v1/completions", '{"model":"chat","prompt":"x","n":17}', {}, 400, "invalid_request", "n"),
+    ("POST /v1/completions", '{"model":"chat","prompt":"x","max_tokens":0}', {}, 400, "invalid_request", "max_tokens"),
+    ("POST /v1/completions", '{"model":"chat","prompt":"x","temperature":9}', {}, 400, "invalid_request", "temperature"),
+    ("POST /v1/completions", '{"model":"chat","prompt":"x","top_p":0}', {}, 400, "invalid_request", "top_p"),
+    ("POST /v1/completions", '{"model":"chat","prompt":"x","echo":true}', {}, 400, "unsupported_parameter", "echo"),
     ("GET /v1/models/nobody", None, {}, 404, "unknown_model", "chat, draft"),
 ]  # fmt: skip
 
