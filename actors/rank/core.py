@@ -1,0 +1,241 @@
+"""One rank as plain Python: a RankPort, and on rank 0 a LeaderPort, over a ledger, an engine and a gate.
+
+Ray is at its edge only (actor.py). Nothing touches a device before `load`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from torpor.actors.config import RankSpec
+from torpor.actors.engine.protocol import Engine
+from torpor.actors.messages import (
+    Admission,
+    AdmissionReply,
+    DrainSpec,
+    GateReason,
+    GenerateRequest,
+    Kind,
+    LedgerPhase,
+    OperationRequest,
+    PhaseCall,
+    PhaseReply,
+    RankStatus,
+    Refusal,
+    RejectCode,
+    TokenEvent,
+)
+from torpor.actors.rank.device import arm_faults, make_device
+from torpor.actors.rank.engines import make_engine
+from torpor.actors.rank.front_ends import FrontEnds
+from torpor.actors.rank.gate import Gate
+from torpor.actors.rank.leader import Leader
+from torpor.actors.rank.machinery import Machinery
+from torpor.actors.rank.phases import Phases
+from torpor.native import Device, Ledger
+
+TICK_S = 0.25
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a rank is made of; tests put other parts in."""
+
+    make_device: Callable[[RankSpec], Device] = make_device
+    make_ledger: Callable[[Device, int], Ledger] = Ledger
+    make_engine: Callable[[RankSpec, Ledger, Device], Engine] = make_engine
+    clock: Clock = time.monotonic
+
+
+class RankCore:
+    """`load` once, then the phases and, on the leader, requests. `close` at the end."""
+
+    def __init__(self, spec: RankSpec, parts: Parts | None = None, node: str = "") -> None:
+        self.rank = spec.rank
+        self._spec = spec
+        self._parts = parts or Parts()
+        self._node = node
+        self._device: Device | None = None
+        self._machinery: Machinery | None = None
+        self._phases: Phases | None = None
+        self._leader = self._make_leader() if spec.rank == 0 else None
+        self._error = ""
+        self._closing = threading.Event()
+        self._watch = threading.Thread(target=self._watch_loop, name="torpor-watch", daemon=True)
+
+    # --- life ---
+
+    async def load(self) -> None:
+        """Make device, ledger and engine, and open the gate. Raises what went wrong; `status` tells it too."""
+        try:
+            self._machinery = await asyncio.to_thread(self._load)
+        except BaseException as error:
+            self._error = f"{type(error).__name__}: {error}"
+            if self._leader is not None:
+                self._leader.fail(self._error)
+            raise
+        spec = self._spec
+        self._phases = Phases(self._machinery, self._leader, spec.rank, spec.incarnation, spec.epoch)
+        self._watch.start()
+        if self._leader is not None:
+            self._leader.gate.open()
+
+    async def close(self) -> None:
+        """End the engine; what still runs ends with an error event."""
+        self._closing.set()
+        if self._leader is not None:
+            self._leader.fail("the rank was closed")
+        if self._machinery is not None:
+            await asyncio.to_thread(self._machinery.engine.close)
+
+    async def status(self) -> RankStatus:
+        """Never waits for a phase that runs."""
+        return await asyncio.to_thread(self._status)
+
+    # --- RankPort ---
+
+    async def preflight(self, call: PhaseCall, request: OperationRequest) -> PhaseReply:
+        return await self._phases.preflight(call, request) if self._phases else self._not_loaded(call)
+
+    async def drain(self, call: PhaseCall, spec: DrainSpec, timeout_s: float, lease_s: float) -> PhaseReply:
+        if self._phases is None:
+            return self._not_loaded(call)
+        return await self._phases.drain(call, spec, timeout_s, lease_s)
+
+    async def stage(self, call: PhaseCall, timeout_s: float) -> PhaseReply:
+        return await self._phases.stage(call, timeout_s) if self._phases else self._not_loaded(call)
+
+    async def commit(self, call: PhaseCall) -> PhaseReply:
+        return await self._phases.commit(call) if self._phases else self._not_loaded(call)
+
+    async def abort(self, call: PhaseCall) -> PhaseReply:
+        return await self._phases.abort(call) if self._phases else self._not_loaded(call)
+
+    async def publish(self, call: PhaseCall) -> PhaseReply:
+        return await self._phases.publish(call) if self._phases else self._not_loaded(call)
+
+    # --- LeaderPort ---
+
+    async def submit(self, front_end: str, requests: Sequence[GenerateRequest]) -> list[AdmissionReply]:
+        if self._leader is None:
+            detail = f"rank {self.rank} is no leader; submit to rank 0"
+            return [AdmissionReply(request.id, Admission.INVALID, detail=detail) for request in requests]
+        return await self._leader.submit(front_end, requests)
+
+    async def cancel(self, front_end: str, request_ids: Sequence[str]) -> None:
+        if self._leader is not None:
+            await self._leader.cancel(front_end, request_ids)
+
+    async def stream(self, front_end: str) -> AsyncIterator[list[TokenEvent]]:
+        if self._leader is None:
+            return
+        async with contextlib.aclosing(self._leader.front_ends.stream(front_end)) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def renew(self, front_end: str) -> None:
+        if self._leader is not None:
+            await self._leader.renew(front_end)
+
+    async def detach(self, front_end: str) -> None:
+        if self._leader is not None:
+            await self._leader.detach(front_end)
+
+    # --- inside ---
+
+    def _make_leader(self) -> Leader:
+        clock, engine = self._parts.clock, self._spec.model.engine
+        return Leader(Gate(clock, engine.max_running + engine.max_waiting), FrontEnds(clock))
+
+    def _load(self) -> Machinery:
+        spec, parts = self._spec, self._parts
+        self._device = parts.make_device(spec)
+        ledger = parts.make_ledger(self._device, spec.host_pool_bytes)
+        engine = parts.make_engine(spec, ledger, self._device)
+        try:
+            engine.load()
+            if self._leader is not None:
+                self._leader.attach(engine)
+                engine.start(self._leader.sink)
+            else:
+                engine.start(_no_events)
+        except BaseException:
+            engine.close()
+            raise
+        arm_faults(self._device, spec.device, spec.rank)
+        return Machinery(ledger, engine)
+
+    def _watch_loop(self) -> None:
+        # A thread of its own: leases and a dead step loop must be seen also while the event loops are busy.
+        assert self._machinery is not None
+        while not self._closing.wait(TICK_S):
+            if self._leader is not None:
+                self._leader.tick()
+            error = self._machinery.engine.error()
+            if error and not self._machinery.error:
+                self._machinery.error = f"the engine has stopped: {error}"
+                if self._leader is not None:
+                    self._leader.fail(self._machinery.error)
+
+    def _status(self) -> RankStatus:
+        machinery, leader = self._machinery, self._leader
+        ledger = machinery.ledger if machinery else None
+        state = ledger.status() if ledger else {"phase": "idle", "operation": None, "kind": None}
+        free_bytes, total_bytes = self._device.memory_info() if self._device else (0, 0)
+        reason = leader.gate.reason if leader else None
+        statistics = _statistics(machinery.engine) if machinery else {}
+        return RankStatus(
+            model=self._spec.model.name,
+            rank=self.rank,
+            incarnation=self._spec.incarnation,
+            node=self._node,
+            pid=os.getpid(),
+            epoch=self._phases.epoch if self._phases else self._spec.epoch,
+            loaded=machinery is not None,
+            ledger_phase=LedgerPhase(state["phase"]),
+            operation=state["operation"] or None,
+            kind=Kind(state["kind"]) if state["kind"] else None,
+            tags=tuple(ledger.tags) if ledger else (),
+            parked_tags=tuple(ledger.parked_tags) if ledger else (),
+            undefined_tags=machinery.undefined_tags() if machinery else (),
+            device_kind=self._device.kind if self._device else "",
+            device_id=self._device.id if self._device else "",
+            device_free_bytes=free_bytes,
+            device_total_bytes=total_bytes,
+            memory=tuple(ledger.memory()) if ledger else (),
+            gate_open=leader is not None and reason is None,
+            gate_reason=reason,
+            live_sequences=leader.gate.running if leader else 0,
+            prefix_tokens=int(statistics.get("prefix_tokens", 0)),
+            error=machinery.error if machinery else self._error,
+        )
+
+    def _not_loaded(self, call: PhaseCall) -> PhaseReply:
+        reason = self._error or "the rank is still loading"
+        code = RejectCode.RANK_FAILED if self._error else RejectCode.WRONG_STATE
+        return PhaseReply(
+            call.operation,
+            call.phase,
+            call.epoch,
+            self.rank,
+            self._spec.incarnation,
+            ok=False,
+            refusals=(Refusal(code, reason),),
+        )
+
+
+def _no_events(events: Sequence[TokenEvent]) -> None:
+    """Followers make no events of their own."""
+
+
+def _statistics(engine: Engine) -> dict[str, int]:
+    # Optional for an engine: counts of its KV manager, as KvManager.stats gives them.
+    statistics = getattr(engine, "statistics", None)
+    return dict(statistics()) if callable(statistics) else {}

@@ -1,0 +1,115 @@
+"""The inference side of the leader rank: requests in through the gate, events out to the front ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+
+from torpor.actors.engine.protocol import Engine, InvalidPrompt
+from torpor.actors.messages import (
+    Admission,
+    AdmissionReply,
+    FinishReason,
+    GateReason,
+    GenerateRequest,
+    TokenEvent,
+)
+from torpor.actors.rank.front_ends import DuplicateRequest, FrontEnds
+from torpor.actors.rank.gate import Gate, GateFull
+
+
+class Leader:
+    """A LeaderPort over a gate, the front ends' streams and an engine, which comes with `attach`."""
+
+    def __init__(self, gate: Gate, front_ends: FrontEnds) -> None:
+        self.gate = gate
+        self.front_ends = front_ends
+        self._engine: Engine | None = None
+
+    def attach(self, engine: Engine) -> None:
+        self._engine = engine
+
+    # --- LeaderPort ---
+
+    async def submit(self, front_end: str, requests: Sequence[GenerateRequest]) -> list[AdmissionReply]:
+        return list(await asyncio.gather(*(self._submit(front_end, request) for request in requests)))
+
+    async def cancel(self, front_end: str, request_ids: Sequence[str]) -> None:
+        self._cancel_in_engine(self.front_ends.cancel(front_end, request_ids))
+
+    def stream(self, front_end: str) -> AsyncIterator[list[TokenEvent]]:
+        return self.front_ends.stream(front_end)
+
+    async def renew(self, front_end: str) -> None:
+        self.front_ends.renew(front_end)
+
+    async def detach(self, front_end: str) -> None:
+        self._cancel_in_engine(self.front_ends.detach(front_end))
+
+    # --- what the rank itself asks ---
+
+    def sink(self, events: Sequence[TokenEvent]) -> None:
+        """Where the engine's step thread puts its events. Never waits."""
+        self.front_ends.deliver(events)
+        for event in events:
+            if event.finish_reason is not None:
+                self.gate.leave(event.request, event.finish_reason)
+
+    def abort_running(self) -> None:
+        """End every admitted request with what it has so far."""
+        running = self.gate.admitted()
+        self.front_ends.cancel_all(running)
+        self._cancel_in_engine(running)
+
+    def fail(self, error: str) -> None:
+        """Close the gate for good; every request that runs ends with an error, none in silence (G3)."""
+        self.gate.fail()
+        self.sink(
+            [
+                TokenEvent(request, finish_reason=FinishReason.ERROR, error=error)
+                for request in self.gate.admitted()
+            ]
+        )
+
+    def tick(self) -> None:
+        """Look at the leases of drains and of front ends; to be called every second or so."""
+        self.gate.tick()
+        self._cancel_in_engine(self.front_ends.expire())
+
+    async def _submit(self, front_end: str, request: GenerateRequest) -> AdmissionReply:
+        engine, closed = self._engine, self.gate.reason
+        if engine is None or closed is not None:
+            return AdmissionReply(request.id, Admission.CLOSED, closed or GateReason.LOADING)
+        try:
+            entry = self.front_ends.add(front_end, request.id)
+        except DuplicateRequest as error:
+            return AdmissionReply(request.id, Admission.INVALID, detail=str(error))
+        reply = await self._admit(engine, request)
+        if reply.admission is not Admission.ADMITTED:
+            self.front_ends.remove(request.id)
+        elif entry.cancelled:
+            # Whoever cancelled it while it came in may have asked an engine that did not know it yet.
+            engine.cancel(request.id)
+        return reply
+
+    async def _admit(self, engine: Engine, request: GenerateRequest) -> AdmissionReply:
+        try:
+            prepared = await asyncio.to_thread(engine.prepare, request)
+            closed = self.gate.admit(request.id)
+        except InvalidPrompt as error:
+            return AdmissionReply(request.id, Admission.INVALID, detail=str(error))
+        except GateFull as error:
+            return AdmissionReply(request.id, Admission.FULL, detail=str(error))
+        if closed is not None:
+            return AdmissionReply(request.id, Admission.CLOSED, closed)
+        try:
+            engine.submit(prepared)
+        except Exception as error:
+            self.gate.leave(request.id, FinishReason.ERROR)
+            return AdmissionReply(request.id, Admission.CLOSED, GateReason.FAILED, str(error))
+        return AdmissionReply(request.id, Admission.ADMITTED)
+
+    def _cancel_in_engine(self, requests: Iterable[str]) -> None:
+        if self._engine is not None:
+            for request in requests:
+                self._engine.cancel(request)

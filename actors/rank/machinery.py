@@ -1,0 +1,196 @@
+"""Ledger and engine of a rank as one machine: what each phase does to both. Every method may block; none is async."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from torpor.actors.engine.protocol import Engine
+from torpor.actors.messages import GateReason, Kind, OperationRequest, Refusal, RejectCode
+from torpor.actors.rank.leader import Leader
+from torpor.actors.rank.replies import (
+    is_noop,
+    modes_of,
+    refusals_of,
+    residual_of,
+    shape_digest,
+    undefined_by,
+)
+from torpor.actors.rank.transaction import Transaction
+from torpor.native import DeviceError, Ledger, Plan, Stopped
+
+QUIESCE_SLICE_S = 0.25  # how often a wait for the engine looks whether it was called off
+COMMIT_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    plan: Plan
+    refusals: tuple[Refusal, ...]
+    numbers: dict[str, Any] = field(default_factory=dict)  # fields of a PhaseReply
+
+
+class Machinery:
+    """error: why this rank serves no more, or "". undefined: tags whose bytes are there and mean nothing (C9)."""
+
+    def __init__(self, ledger: Ledger, engine: Engine) -> None:
+        self.ledger = ledger
+        self.engine = engine
+        self.error = ""
+        self.undefined: frozenset[str] = frozenset()
+        self._stepping = True
+
+    def plan(self, operation: str, request: OperationRequest) -> Planned:
+        """What the operation would do here. Reads only; traffic may run."""
+        plan = self._plan(operation, request)
+        memory = self.ledger.memory()
+        numbers = {
+            "digest": shape_digest(plan),
+            "device_bytes": plan.device_bytes,
+            "freed_bytes": plan.free_bytes,
+            "kept_bytes": plan.keep_bytes,
+            "host_bytes": plan.host_bytes,
+            "residual": residual_of(memory, request.tags),
+            "modes": modes_of(plan),
+        }
+        return Planned(plan, refusals_of(plan), numbers)
+
+    def stage(self, tx: Transaction, leader: Leader | None, deadline: float) -> Planned:
+        """Stop the engine between two steps, plan again now that nothing moves, and stage.
+
+        On a throw or a refusal the memory is as before and the engine steps again if it did.
+        """
+        assert tx.request is not None and tx.plan is not None
+        if is_noop(tx.plan):
+            return self._stage_noop(tx, deadline)
+        if leader is not None:
+            reason = GateReason.SLEEPING if tx.request.kind is Kind.SLEEP else GateReason.WAKING
+            leader.gate.hold_for_stage(tx.operation, reason)
+        stepping = self._stepping
+        try:
+            step = self._quiesce(tx, deadline)
+            planned = self.plan(tx.operation, tx.request)
+            if not planned.refusals:
+                self._stage(tx, planned.plan, deadline)
+        except BaseException:
+            self._resume(stepping)
+            raise
+        if planned.refusals:
+            self._resume(stepping)
+            return planned
+        tx.plan = planned.plan
+        # Ranks that stopped at another step, or that hold other pages, must not go through together (M7).
+        digest = f"{planned.plan.digest}@{step}"
+        return Planned(planned.plan, (), {**planned.numbers, "digest": digest})
+
+    def stop(self) -> None:
+        """From another thread: end a stage that runs."""
+        self.ledger.stop()
+
+    def commit(self, tx: Transaction) -> dict[str, Any]:
+        """The last step. A failure that may pass is tried again; the ledger goes on where it stopped."""
+        assert tx.plan is not None
+        for attempt in range(1, COMMIT_ATTEMPTS + 1):
+            try:
+                report = self.ledger.commit()
+                break
+            except DeviceError as error:
+                if error.sticky or attempt == COMMIT_ATTEMPTS:
+                    raise
+        self.undefined |= undefined_by(tx.plan)
+        return {
+            "digest": tx.plan.digest,
+            "freed_bytes": int(report["freed_bytes"]),
+            "device_bytes": int(report["device_bytes"]),
+            "kept_bytes": tx.plan.keep_bytes,
+            "residual": residual_of(self.ledger.memory(), tx.request.tags if tx.request else None),
+            "modes": modes_of(tx.plan),
+        }
+
+    def publish(self) -> GateReason | None:
+        """End the transaction. None where the rank can serve again; then its engine steps."""
+        self.ledger.publish()
+        return self._settle()
+
+    def abort(self, tx: Transaction) -> None:
+        """Take a stage back, where this operation has one. Raises Misuse after its commit has begun."""
+        status = self.ledger.status()
+        if status["phase"] != "idle" and status["operation"] == tx.operation:
+            self.ledger.abort()
+        self._settle()
+
+    def undefined_tags(self) -> tuple[str, ...]:
+        """Awake without contents."""
+        return tuple(sorted(self.undefined - set(self.ledger.parked_tags)))
+
+    def _settle(self) -> GateReason | None:
+        if self.error:
+            return GateReason.FAILED
+        if self.ledger.parked_tags:
+            return GateReason.ASLEEP
+        if self.undefined:
+            return GateReason.CONTENTS_UNDEFINED
+        self._resume(True)
+        return None
+
+    def _plan(self, operation: str, request: OperationRequest) -> Plan:
+        return self.ledger.preflight(
+            request.kind.value,
+            operation,
+            request.tags,
+            {tag: mode.value for tag, mode in request.restore.items()},
+            verify=request.verify,
+            overflow=request.overflow,
+        )
+
+    def _stage_noop(self, tx: Transaction, deadline: float) -> Planned:
+        # Nothing changes (C1): traffic, if there is any, need not stop for it.
+        assert tx.request is not None
+        planned = self.plan(tx.operation, tx.request)
+        if not is_noop(planned.plan):
+            reason = "the memory changed since preflight; ask again"
+            return Planned(planned.plan, (Refusal(RejectCode.REFUSED, reason),))
+        self.ledger.stage(planned.plan, max(0.0, deadline - time.monotonic()))
+        tx.plan = planned.plan
+        return planned
+
+    def _stage(self, tx: Transaction, plan: Plan, deadline: float) -> None:
+        tx.in_ledger = True
+        try:
+            if tx.aborting:
+                raise Stopped("the operation was aborted")
+            self.ledger.stage(plan, max(0.0, deadline - time.monotonic()))
+        finally:
+            tx.in_ledger = False
+        if plan.kind != "wake":
+            return
+        woken = {row["tag"] for row in plan.items if not row["noop"]}
+        if set(self.ledger.parked_tags) - woken:
+            return  # what the engine would recompute from is not all there yet; the last wake does it
+        try:
+            self.engine.refresh()
+        except BaseException:
+            self.ledger.abort()
+            raise
+
+    def _quiesce(self, tx: Transaction, deadline: float) -> int:
+        while True:
+            if tx.aborting:
+                raise Stopped("the operation was aborted")
+            if error := self.engine.error():
+                raise RuntimeError(f"the engine has stopped: {error}")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("the engine did not come to rest between two steps in time")
+            try:
+                step = self.engine.quiesce(min(QUIESCE_SLICE_S, left))
+            except TimeoutError:
+                continue
+            self._stepping = False
+            return step
+
+    def _resume(self, wanted: bool) -> None:
+        if wanted and not self._stepping:
+            self.engine.resume()
+            self._stepping = True

@@ -1,0 +1,44 @@
+"""What a rank remembers of one operation, so that a repeated message gets the first one's answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from torpor.actors.messages import OperationRequest, Phase, PhaseReply
+from torpor.native import Plan
+
+REMEMBERED = 16
+
+
+@dataclass(slots=True)
+class Transaction:
+    """One operation on this rank. plan is the last one made: preflight's, then stage's."""
+
+    operation: str
+    request: OperationRequest | None = None
+    plan: Plan | None = None
+    replies: dict[Phase, PhaseReply] = field(default_factory=dict)
+    running: dict[Phase, asyncio.Task[PhaseReply]] = field(default_factory=dict)
+    aborting: bool = False
+    in_ledger: bool = False  # the native stage runs: it can be stopped
+
+    def said_yes(self, phase: Phase) -> bool:
+        reply = self.replies.get(phase)
+        return reply is not None and reply.ok
+
+
+class Transactions:
+    """The last few, by operation id."""
+
+    def __init__(self) -> None:
+        self._all: OrderedDict[str, Transaction] = OrderedDict()
+
+    def get(self, operation: str) -> Transaction:
+        """The operation's record; a new one where it was never heard of."""
+        found = self._all.setdefault(operation, Transaction(operation))
+        self._all.move_to_end(operation)
+        while len(self._all) > REMEMBERED:
+            self._all.popitem(last=False)
+        return found
