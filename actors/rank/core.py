@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torpor.actors.config import RankSpec
 from torpor.actors.engine.protocol import Engine
@@ -21,7 +21,6 @@ from torpor.actors.messages import (
     DrainSpec,
     GateReason,
     GenerateRequest,
-    Kind,
     LedgerPhase,
     OperationRequest,
     PhaseCall,
@@ -67,13 +66,29 @@ class RankCore:
         self._phases: Phases | None = None
         self._leader = self._make_leader() if spec.rank == 0 else None
         self._error = ""
+        self._loading: asyncio.Task[None] | None = None
         self._closing = threading.Event()
         self._watch = threading.Thread(target=self._watch_loop, name="torpor-watch", daemon=True)
 
     # --- life ---
 
-    async def load(self) -> None:
-        """Make device, ledger and engine, and open the gate. Raises what went wrong; `status` tells it too."""
+    async def load(self, process_group: str = "", step_channel: str = "") -> None:
+        """Make device, ledger and engine, and open the gate. Asked again, it joins the first time.
+
+        The addresses ("host:port", where tensor_parallel > 1) override the spec's. Raises what went wrong, and
+        `status` tells it too.
+        """
+        if self._loading is None:
+            spec = self._spec
+            self._spec = replace(
+                spec,
+                process_group=process_group or spec.process_group,
+                step_channel=step_channel or spec.step_channel,
+            )
+            self._loading = asyncio.create_task(self._load_once())
+        await asyncio.shield(self._loading)
+
+    async def _load_once(self) -> None:
         try:
             self._machinery = await asyncio.to_thread(self._load)
         except BaseException as error:
@@ -187,7 +202,7 @@ class RankCore:
     def _status(self) -> RankStatus:
         machinery, leader = self._machinery, self._leader
         ledger = machinery.ledger if machinery else None
-        state = ledger.status() if ledger else {"phase": "idle", "operation": None, "kind": None}
+        phase, operation, kind = machinery.transaction() if machinery else (LedgerPhase.IDLE, None, None)
         free_bytes, total_bytes = self._device.memory_info() if self._device else (0, 0)
         reason = leader.gate.reason if leader else None
         statistics = _statistics(machinery.engine) if machinery else {}
@@ -199,9 +214,9 @@ class RankCore:
             pid=os.getpid(),
             epoch=self._phases.epoch if self._phases else self._spec.epoch,
             loaded=machinery is not None,
-            ledger_phase=LedgerPhase(state["phase"]),
-            operation=state["operation"] or None,
-            kind=Kind(state["kind"]) if state["kind"] else None,
+            ledger_phase=phase,
+            operation=operation,
+            kind=kind,
             tags=tuple(ledger.tags) if ledger else (),
             parked_tags=tuple(ledger.parked_tags) if ledger else (),
             undefined_tags=machinery.undefined_tags() if machinery else (),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torpor.actors.engine.protocol import Engine
-from torpor.actors.messages import GateReason, Kind, OperationRequest, Refusal, RejectCode
+from torpor.actors.messages import GateReason, Kind, LedgerPhase, OperationRequest, Refusal, RejectCode
 from torpor.actors.rank.leader import Leader
 from torpor.actors.rank.replies import (
     is_noop,
@@ -40,6 +40,7 @@ class Machinery:
         self.error = ""
         self.undefined: frozenset[str] = frozenset()
         self._stepping = True
+        self._last: tuple[str, str] | None = None  # operation and kind of the last one committed
 
     def plan(self, operation: str, request: OperationRequest) -> Planned:
         """What the operation would do here. Reads only; traffic may run."""
@@ -99,6 +100,7 @@ class Machinery:
                 if error.sticky or attempt == COMMIT_ATTEMPTS:
                     raise
         self.undefined |= undefined_by(tx.plan)
+        self._last = (tx.operation, tx.plan.kind)
         return {
             "digest": tx.plan.digest,
             "freed_bytes": int(report["freed_bytes"]),
@@ -119,6 +121,14 @@ class Machinery:
         if status["phase"] != "idle" and status["operation"] == tx.operation:
             self.ledger.abort()
         self._settle()
+
+    def transaction(self) -> tuple[LedgerPhase, str | None, Kind | None]:
+        """Phase, operation and kind of what is staged, else of what was committed last."""
+        status = self.ledger.status()
+        phase = LedgerPhase(status["phase"])
+        if phase is not LedgerPhase.IDLE:
+            return phase, str(status["operation"]), Kind(status["kind"])
+        return (phase, self._last[0], Kind(self._last[1])) if self._last else (phase, None, None)
 
     def undefined_tags(self) -> tuple[str, ...]:
         """Awake without contents."""

@@ -137,11 +137,8 @@ class Phases:
         try:
             numbers = await asyncio.to_thread(self._machinery.commit, tx)
         except Exception as error:
-            reason = refusal_of(error)
-            self._machinery.error = f"commit of {call.operation} failed: {reason.reason}"
-            if self._leader is not None:
-                self._leader.fail(self._machinery.error)
-            return self._reply(call, (replace(reason, code=RejectCode.RANK_FAILED),))
+            # Not the end: the gate is closed, and the coordinator asks again until its deadline.
+            return self._reply(call, (replace(refusal_of(error), code=RejectCode.RANK_FAILED),))
         return self._reply(call, **numbers)
 
     async def _publish(self, tx: Transaction, call: PhaseCall) -> PhaseReply:

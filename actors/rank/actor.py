@@ -1,0 +1,112 @@
+"""A rank as a Ray actor: a thin shell around RankCore.
+
+Made by the coordinator alone. The constructor takes no device memory; `load` does. Control, health and inference
+each have a group of their own, with its own thread and event loop, so that tokens never wait for a phase, and a
+look at the state for neither.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+
+import ray
+
+from torpor.actors.config import RankSpec
+from torpor.actors.messages import (
+    AdmissionReply,
+    DrainSpec,
+    GenerateRequest,
+    OperationRequest,
+    PhaseCall,
+    PhaseReply,
+    RankStatus,
+    TokenEvent,
+)
+from torpor.actors.rank.core import RankCore
+
+# The step thread must not keep the event loops waiting for the default 5 ms.
+SWITCH_INTERVAL_S = 0.0005
+GROUPS = {"control": 16, "health": 32, "inference": 1000}
+
+
+class RankActor:
+    """RankPort and LeaderPort, called from other processes."""
+
+    def __init__(self, spec: RankSpec) -> None:
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._core = RankCore(spec, node=ray.get_runtime_context().get_node_id())
+        self._addresses: tuple[str, str] | None = None
+
+    @ray.method(concurrency_group="health")
+    async def addresses(self, host: str | None = None) -> tuple[str, str]:
+        """Two "host:port" on this node for the ranks of a model to meet at; the same ones each time."""
+        if self._addresses is None:
+            self._addresses = two_free_addresses(host or ray.util.get_node_ip_address())
+        return self._addresses
+
+    @ray.method(concurrency_group="control")
+    async def load(self, process_group: str = "", step_channel: str = "") -> None:
+        await self._core.load(process_group, step_channel)
+
+    @ray.method(concurrency_group="control")
+    async def close(self) -> None:
+        await self._core.close()
+
+    @ray.method(concurrency_group="health")
+    async def status(self) -> RankStatus:
+        return await self._core.status()
+
+    @ray.method(concurrency_group="control")
+    async def preflight(self, call: PhaseCall, request: OperationRequest) -> PhaseReply:
+        return await self._core.preflight(call, request)
+
+    @ray.method(concurrency_group="control")
+    async def drain(self, call: PhaseCall, spec: DrainSpec, timeout_s: float, lease_s: float) -> PhaseReply:
+        return await self._core.drain(call, spec, timeout_s, lease_s)
+
+    @ray.method(concurrency_group="control")
+    async def stage(self, call: PhaseCall, timeout_s: float) -> PhaseReply:
+        return await self._core.stage(call, timeout_s)
+
+    @ray.method(concurrency_group="control")
+    async def commit(self, call: PhaseCall) -> PhaseReply:
+        return await self._core.commit(call)
+
+    @ray.method(concurrency_group="control")
+    async def abort(self, call: PhaseCall) -> PhaseReply:
+        return await self._core.abort(call)
+
+    @ray.method(concurrency_group="control")
+    async def publish(self, call: PhaseCall) -> PhaseReply:
+        return await self._core.publish(call)
+
+    @ray.method(concurrency_group="inference")
+    async def submit(self, front_end: str, requests: Sequence[GenerateRequest]) -> list[AdmissionReply]:
+        return await self._core.submit(front_end, requests)
+
+    @ray.method(concurrency_group="inference")
+    async def cancel(self, front_end: str, request_ids: Sequence[str]) -> None:
+        await self._core.cancel(front_end, request_ids)
+
+    @ray.method(concurrency_group="inference", num_returns="streaming")
+    async def stream(self, front_end: str) -> AsyncIterator[list[TokenEvent]]:
+        async for batch in self._core.stream(front_end):
+            yield batch
+
+    @ray.method(concurrency_group="health")
+    async def renew(self, front_end: str) -> None:
+        await self._core.renew(front_end)
+
+    @ray.method(concurrency_group="inference")
+    async def detach(self, front_end: str) -> None:
+        await self._core.detach(front_end)
+
+
+def two_free_addresses(host: str) -> tuple[str, str]:
+    """Ports that were free a moment ago. Both are held while choosing, so that they differ."""
+    with socket.socket() as first, socket.socket() as second:
+        first.bind((host, 0))
+        second.bind((host, 0))
+        return f"{host}:{first.getsockname()[1]}", f"{host}:{second.getsockname()[1]}"

@@ -1,0 +1,1 @@
+"""Where the actors meet Ray: ports over actor handles, and the making of ranks."""

@@ -1,0 +1,172 @@
+"""Inference at a front end: one stream for each model's leader, shared by all requests of this front end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from torpor.actors.messages import (
+    Admission,
+    AdmissionReply,
+    FinishReason,
+    GateReason,
+    GenerateRequest,
+    ModelState,
+    TokenEvent,
+)
+from torpor.actors.ports import Control, GateClosed, InvalidRequest, QueueFull
+from torpor.actors.ray.calls import ActorGone, call, call_once, first_line
+from torpor.actors.ray.inbox import Inbox
+from torpor.actors.ray.names import rank_name
+
+RENEW_S = 2.0
+MAX_SUBMITTING = 256  # calls of one front end in flight; Ray would queue the rest unseen
+MAX_BATCHES_AHEAD = 32  # of a stream, before its producer waits
+LEASE_S = 10.0  # a leader that answers no renewal for so long has forgotten us
+
+
+class LeaderGone(Exception):
+    """The leader died, or ended the stream, with requests under way."""
+
+
+class LeaderStream:
+    """The connection to one leader: submits requests, sorts its events into inboxes, renews the lease."""
+
+    def __init__(self, handle: ActorHandle, front_end: str) -> None:
+        self._handle = handle
+        self._front_end = front_end
+        self._inboxes: dict[str, Inbox] = {}
+        self._submitting = asyncio.Semaphore(MAX_SUBMITTING)
+        self.lost = ""  # why this connection is over
+        self._tasks = [asyncio.create_task(self._pump()), asyncio.create_task(self._renew())]
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenEvent]:
+        """Admit, then events to the end. Raises what Inference.generate raises, and LeaderGone."""
+        if request.id in self._inboxes:
+            raise InvalidRequest(f"a request with the id {request.id!r} is still running; choose another id")
+        inbox = self._inboxes[request.id] = Inbox()
+        finished = False
+        try:
+            reply = await self._submit(request)
+            finished = reply.admission is not Admission.ADMITTED
+            raise_unless_admitted(reply)
+            while not finished:
+                event = await inbox.get()
+                finished = event.finish_reason is not None
+                yield event
+        except LeaderGone as error:
+            if not inbox.begun:
+                raise
+            finished = True
+            yield TokenEvent(request.id, finish_reason=FinishReason.ERROR, error=str(error))
+        finally:
+            del self._inboxes[request.id]
+            if not finished:  # the reader went away (G4)
+                self._handle.cancel.remote(self._front_end, [request.id])
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._lose("the front end was closed")
+        with contextlib.suppress(RayError):
+            self._handle.detach.remote(self._front_end)
+
+    async def _submit(self, request: GenerateRequest) -> AdmissionReply:
+        async with self._submitting:
+            if self.lost:
+                raise LeaderGone(self.lost)
+            try:
+                replies: list[AdmissionReply] = await call_once(self._handle, "submit", self._front_end, [request])
+            except ActorGone as error:
+                raise LeaderGone(f"the model's leader is gone: {error}") from error
+            return replies[0]
+
+    async def _pump(self) -> None:
+        why = "it ended the stream of this front end"
+        try:
+            ahead = {"_generator_backpressure_num_objects": MAX_BATCHES_AHEAD}
+            async for reference in self._handle.stream.options(**ahead).remote(self._front_end):
+                batch: list[TokenEvent] = await reference
+                for event in batch:
+                    if event.request in self._inboxes:
+                        self._inboxes[event.request].put(event)
+        except RayError as error:
+            why = first_line(error)
+        self._lose(why)
+
+    async def _renew(self) -> None:
+        while not self.lost:
+            try:
+                await asyncio.wait_for(call(self._handle, "renew", self._front_end), LEASE_S)
+            except (TimeoutError, ActorGone) as error:
+                self._lose(str(error) or f"it did not answer for {LEASE_S:g} s")
+            await asyncio.sleep(RENEW_S)
+
+    def _lose(self, why: str) -> None:
+        self.lost = self.lost or f"the model's leader is gone: {why}"
+        for inbox in self._inboxes.values():
+            inbox.lose(LeaderGone(self.lost))
+
+
+class RayInference:
+    """An Inference. All its use is in one event loop."""
+
+    def __init__(
+        self, namespace: str, control: Control, find: Callable[[str], ActorHandle] | None = None
+    ) -> None:
+        self._control = control
+        self._find = find or (lambda model: ray.get_actor(rank_name(model, 0), namespace))
+        self._front_end = f"front-{uuid.uuid4().hex[:12]}"
+        self._streams: dict[str, LeaderStream] = {}
+        self._made = 0
+
+    async def generate(self, model: str, request: GenerateRequest) -> AsyncIterator[TokenEvent]:
+        stream = await self._stream(model)
+        try:
+            async with contextlib.aclosing(stream.generate(request)) as events:
+                async for event in events:
+                    yield event
+        except LeaderGone as error:
+            raise GateClosed(GateReason.FAILED, str(error)) from error
+
+    async def close(self) -> None:
+        streams, self._streams = list(self._streams.values()), {}
+        await asyncio.gather(*(stream.close() for stream in streams))
+
+    async def _stream(self, model: str) -> LeaderStream:
+        stream = self._streams.get(model)
+        if stream is not None and not stream.lost:
+            return stream
+        try:
+            handle = self._find(model)
+        except ValueError:
+            view = await self._control.model(model)  # KeyError: no such model
+            failed = view.state is ModelState.FAILED
+            reason = GateReason.FAILED if failed else view.gate_reason or GateReason.LOADING
+            raise GateClosed(reason, view.error) from None
+        self._made += 1
+        # Each connection is a front end of its own: nothing of a lost one can come back through the next.
+        fresh = self._streams[model] = LeaderStream(handle, f"{self._front_end}-{self._made}")
+        if stream is not None:
+            await stream.close()
+        return fresh
+
+
+def raise_unless_admitted(reply: AdmissionReply) -> None:
+    """Turn a refusal into its exception."""
+    match reply.admission:
+        case Admission.CLOSED:
+            raise GateClosed(reply.gate_reason or GateReason.FAILED, reply.detail)
+        case Admission.INVALID:
+            raise InvalidRequest(reply.detail)
+        case Admission.FULL:
+            raise QueueFull(reply.detail)
+        case Admission.ADMITTED:
+            return

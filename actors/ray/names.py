@@ -1,0 +1,14 @@
+"""How things are called in the cluster. One namespace holds one Torpor."""
+
+from __future__ import annotations
+
+COORDINATOR = "torpor-coordinator"
+JOURNAL_RESOURCE = "torpor_journal"  # a node that has it holds the journal, and so the coordinator
+
+
+def rank_name(model: str, rank: int) -> str:
+    return f"torpor-rank:{model}:{rank}"
+
+
+def group_name(model: str) -> str:
+    return f"torpor-group:{model}"

@@ -1,0 +1,116 @@
+"""RankPort over a rank's actor, and Control over the coordinator's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import ray
+from ray.actor import ActorHandle
+
+from torpor.actors.messages import (
+    DrainSpec,
+    ModelView,
+    Operation,
+    OperationRequest,
+    OperationState,
+    PhaseCall,
+    PhaseReply,
+    RankStatus,
+)
+from torpor.actors.ports import RankUnreachable
+from torpor.actors.ray.calls import ActorGone, call
+from torpor.actors.ray.names import COORDINATOR
+
+WAIT_SLICE_S = 5.0  # the longest single wait at the coordinator, so that its death is noticed
+
+
+class RayRankPort:
+    """A RankPort. The actor's death is RankUnreachable; an actor that does not answer is asked on (unknown)."""
+
+    def __init__(self, rank: int, handle: ActorHandle) -> None:
+        self.rank = rank
+        self._handle = handle
+
+    async def status(self) -> RankStatus:
+        return cast(RankStatus, await self._call("status"))
+
+    async def preflight(self, call: PhaseCall, request: OperationRequest) -> PhaseReply:
+        return cast(PhaseReply, await self._call("preflight", call, request))
+
+    async def drain(self, call: PhaseCall, spec: DrainSpec, timeout_s: float, lease_s: float) -> PhaseReply:
+        return cast(PhaseReply, await self._call("drain", call, spec, timeout_s, lease_s))
+
+    async def stage(self, call: PhaseCall, timeout_s: float) -> PhaseReply:
+        return cast(PhaseReply, await self._call("stage", call, timeout_s))
+
+    async def commit(self, call: PhaseCall) -> PhaseReply:
+        return cast(PhaseReply, await self._call("commit", call))
+
+    async def abort(self, call: PhaseCall) -> PhaseReply:
+        return cast(PhaseReply, await self._call("abort", call))
+
+    async def publish(self, call: PhaseCall) -> PhaseReply:
+        return cast(PhaseReply, await self._call("publish", call))
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return await call(self._handle, method, *arguments)
+        except ActorGone as error:
+            raise RankUnreachable(f"rank {self.rank} is gone: {error}") from error
+
+
+class CoordinatorUnreachable(Exception):
+    """There is no coordinator, or it does not come back; the text says what to do."""
+
+
+class RayControl:
+    """A Control over the coordinator's actor, which may die and come back meanwhile.
+
+    Whatever is asked may be asked again: an operation equal to the running one is joined, and one that has its
+    effect already changes nothing (C1, C4).
+    """
+
+    def __init__(self, namespace: str, find: Callable[[], ActorHandle] | None = None) -> None:
+        self._namespace = namespace
+        self._find = find or (lambda: ray.get_actor(COORDINATOR, namespace))
+        self._handle: ActorHandle | None = None
+
+    async def submit(self, request: OperationRequest) -> Operation:
+        return cast(Operation, await self._call("submit", request))
+
+    async def wait(self, operation_id: str, timeout_s: float | None = None) -> Operation:
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left = WAIT_SLICE_S if end is None else min(WAIT_SLICE_S, max(0.0, end - time.monotonic()))
+            operation = cast(Operation, await self._call("wait", operation_id, left))
+            out_of_time = end is not None and time.monotonic() >= end
+            if operation.state is not OperationState.RUNNING or out_of_time:
+                return operation
+
+    async def operation(self, operation_id: str) -> Operation:
+        return cast(Operation, await self._call("operation", operation_id))
+
+    async def operations(self, model: str | None = None, limit: int = 100) -> list[Operation]:
+        return cast("list[Operation]", await self._call("operations", model, limit))
+
+    async def cancel(self, operation_id: str) -> bool:
+        return bool(await self._call("cancel", operation_id))
+
+    async def models(self, detail: bool = False) -> list[ModelView]:
+        return cast("list[ModelView]", await self._call("models", detail))
+
+    async def model(self, name: str) -> ModelView:
+        return cast(ModelView, await self._call("model", name))
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            if self._handle is None:
+                self._handle = self._find()
+            return await call(self._handle, method, *arguments)
+        except (ActorGone, ValueError) as error:
+            self._handle = None
+            raise CoordinatorUnreachable(
+                f"no coordinator in the namespace {self._namespace!r} ({error}); start one with `torpor serve`"
+            ) from error

@@ -1,0 +1,143 @@
+"""A toy engine with a real step thread, for tests of what stands around an engine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from torpor.actors.config import RankSpec
+from torpor.actors.engine.protocol import EventSink, InvalidPrompt
+from torpor.actors.messages import FinishReason, GenerateRequest, TokenEvent
+from torpor.native import Device, Ledger
+
+MIB = 1 << 20
+WEIGHTS_BYTES = 32 * MIB
+KV_BYTES = 16 * MIB
+
+
+class ToyEngine:
+    """Says "x" max_tokens times, one a step for every request. Its memory: a region of weights, one of kv_cache.
+
+    The prompt "die" makes the step loop end with an error.
+    """
+
+    def __init__(self, spec: RankSpec, ledger: Ledger, device: Device, step_s: float = 0.002) -> None:
+        self.spec = spec
+        self.ledger = ledger
+        self.step_s = step_s
+        self.refreshed = 0
+        self.refresh_error = ""
+        self.resumed = 0
+        self.steps = 0
+        self._running: dict[str, list[int]] = {}  # request → tokens said, tokens wanted
+        self._cancelled: set[str] = set()
+        self._lock = threading.Condition()
+        self._want_rest = False
+        self._resting = False
+        self._closing = False
+        self._error = ""
+        self._sink: EventSink | None = None
+        self._thread: threading.Thread | None = None
+
+    def load(self) -> None:
+        self.ledger.create_region("weights", WEIGHTS_BYTES, name="weights", restore="pinned")
+        self.ledger.create_region("kv_cache", KV_BYTES, name="kv", restore="none")
+
+    def start(self, sink: EventSink) -> None:
+        self._sink = sink
+        self._thread = threading.Thread(target=self._loop, daemon=True)
+        self._thread.start()
+
+    def prepare(self, request: GenerateRequest) -> object:
+        if request.prompt == "invalid":
+            raise InvalidPrompt("this prompt is not to be had; send another")
+        return request
+
+    def submit(self, prepared: object) -> None:
+        assert isinstance(prepared, GenerateRequest)
+        with self._lock:
+            if prepared.prompt == "die":
+                self._error = "the toy was told to die"
+            self._running[prepared.id] = [0, prepared.sampling.max_tokens or 4]
+            self._lock.notify_all()
+
+    def cancel(self, request_id: str) -> None:
+        with self._lock:
+            if request_id in self._running:
+                self._cancelled.add(request_id)
+                self._lock.notify_all()
+
+    def running(self) -> int:
+        return len(self._running)
+
+    def waiting(self) -> int:
+        return 0
+
+    def quiesce(self, timeout_s: float) -> int:
+        with self._lock:
+            self._want_rest = True
+            self._lock.notify_all()
+            if not self._lock.wait_for(lambda: self._resting, timeout_s):
+                raise TimeoutError("the toy does not rest")
+            return 0
+
+    def resume(self) -> None:
+        with self._lock:
+            self.resumed += 1
+            self._want_rest = False
+            self._lock.notify_all()
+
+    def refresh(self) -> None:
+        self.refreshed += 1
+        if self.refresh_error:
+            raise RuntimeError(self.refresh_error)
+
+    def error(self) -> str:
+        return self._error
+
+    def close(self) -> None:
+        with self._lock:
+            self._closing = True
+            self._lock.notify_all()
+        if self._thread is not None:
+            self._thread.join(5)
+
+    @property
+    def resting(self) -> bool:
+        return self._resting
+
+    def _loop(self) -> None:
+        while not self._closing and not self._error:
+            with self._lock:
+                self._resting = self._want_rest
+                self._lock.notify_all()
+                if self._want_rest or not self._running:
+                    self._lock.wait(0.1)
+                    continue
+                events = self._step()
+            assert self._sink is not None
+            self._sink(events)
+            time.sleep(self.step_s)
+
+    def _step(self) -> Sequence[TokenEvent]:
+        # Touching memory that sleeps would be a fault on a real device; here it is an assertion.
+        assert not self.ledger.parked_tags, "a step while something is parked"
+        self.steps += 1
+        events = []
+        for request, count in list(self._running.items()):
+            finish = FinishReason.ABORT if request in self._cancelled else None
+            if finish is None:
+                count[0] += 1
+                finish = FinishReason.LENGTH if count[0] >= count[1] else None
+            text = "" if finish is FinishReason.ABORT else "x"
+            events.append(TokenEvent(request, text, finish_reason=finish, completion_tokens=count[0]))
+            if finish is not None:
+                del self._running[request]
+                self._cancelled.discard(request)
+        return events
+
+
+def make_engine(spec: RankSpec, ledger: Ledger, device: Device) -> ToyEngine:
+    """For `engine.kind: actors.rank.toys:make_engine`."""
+    return ToyEngine(spec, ledger, device)
