@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torpor.actors.messages import TokenEvent
+from torpor.actors.rank.events import merged
 
 LEASE_S = 10.0
 Clock = Callable[[], float]
@@ -109,7 +110,7 @@ class FrontEnds:
                 if front_end is None:
                     continue
                 before = front_end.pending.get(event.request)
-                front_end.pending[event.request] = event if before is None else _merged(before, event)
+                front_end.pending[event.request] = event if before is None else merged(before, event)
                 if front_end.reader is not None:
                     readers[entry.front_end] = front_end.reader
         for reader in readers.values():
@@ -158,6 +159,3 @@ class FrontEnds:
         home = self._front_ends.setdefault(front_end, _FrontEnd(0.0))
         home.lease_ends_at = self._clock() + self._lease_s
 
-
-def _merged(first: TokenEvent, second: TokenEvent) -> TokenEvent:
-    return replace(second, text=first.text + second.text, token_ids=first.token_ids + second.token_ids)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from torpor.actors.messages import TokenEvent
+from torpor.actors.rank.events import merged
 
 
 class Inbox:
@@ -38,7 +38,3 @@ class Inbox:
         self.begun = True
         return event
 
-
-def merged(first: TokenEvent, second: TokenEvent) -> TokenEvent:
-    """Both as one: text and tokens joined, the rest from the later."""
-    return replace(second, text=first.text + second.text, token_ids=first.token_ids + second.token_ids)

@@ -139,5 +139,5 @@ class ToyEngine:
 
 
 def make_engine(spec: RankSpec, ledger: Ledger, device: Device) -> ToyEngine:
-    """For `engine.kind: actors.rank.toys:make_engine`."""
+    """For `engine.kind: ranks.toys:make_engine`."""
     return ToyEngine(spec, ledger, device)
