@@ -55,6 +55,10 @@ class RankActor:
         await self._core.close()
 
     @ray.method(concurrency_group="health")
+    async def fail(self, reason: str) -> None:
+        self._core.fail(reason)
+
+    @ray.method(concurrency_group="health")
     async def status(self) -> RankStatus:
         return await self._core.status()
 

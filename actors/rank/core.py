@@ -110,6 +110,11 @@ class RankCore:
         if self._machinery is not None:
             await asyncio.to_thread(self._machinery.engine.close)
 
+    def fail(self, reason: str) -> None:
+        """The model is lost, e.g. since another rank died: close the gate for good, end what runs with an error."""
+        if self._leader is not None:
+            self._leader.fail(reason)
+
     async def status(self) -> RankStatus:
         """Never waits for a phase that runs."""
         return await asyncio.to_thread(self._status)

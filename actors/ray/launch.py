@@ -27,22 +27,22 @@ class NotPlaced(Exception):
 
 
 class Launcher:
-    """Finds, makes and ends the rank actors of a cluster. epoch is handed to new ranks."""
+    """Finds, makes and ends the rank actors of a cluster."""
 
-    def __init__(self, config: ClusterConfig, epoch: int = 0) -> None:
+    def __init__(self, config: ClusterConfig) -> None:
         self._config = config
-        self._epoch = epoch
 
     def find(self, model: ModelConfig) -> list[ActorHandle | None]:
         """By rank; None where no actor has the name."""
         return [self._find(rank_name(model.name, rank)) for rank in range(model.tensor_parallel)]
 
-    async def create(self, model: ModelConfig) -> list[ActorHandle]:
-        """Detached actors, not loaded. Raises NotPlaced."""
-        cuda = self.device_kind() == "cuda"
+    async def create(self, model: ModelConfig, epoch: int) -> list[ActorHandle]:
+        """Detached actors, not loaded, which refuse coordinators of a lower epoch. Raises NotPlaced."""
+        cuda, ranks = self.device_kind() == "cuda", range(model.tensor_parallel)
         group = await self._place(model) if cuda else None
         key = secrets.token_bytes(32)
-        return [self._create(self._spec(model, rank, key, cuda), group) for rank in range(model.tensor_parallel)]
+        specs = [replace(self._spec(model, rank, cuda), channel_key=key, epoch=epoch) for rank in ranks]
+        return [self._create(spec, group) for spec in specs]
 
     async def load(self, model: ModelConfig, handles: list[ActorHandle]) -> None:
         """Load all ranks at once. Raises what the first of them to fail raised."""
@@ -75,7 +75,7 @@ class Launcher:
         except ValueError:
             return None
 
-    def _spec(self, model: ModelConfig, rank: int, key: bytes, cuda: bool) -> RankSpec:
+    def _spec(self, model: ModelConfig, rank: int, cuda: bool) -> RankSpec:
         config = self._config
         ranks = sum(each.tensor_parallel for each in config.models)
         return RankSpec(
@@ -85,8 +85,6 @@ class Launcher:
             device=replace(config.device, kind="cuda" if cuda else self.device_kind()),
             device_index=0 if cuda else rank % config.device.count,  # Ray shows a rank its own GPU only
             host_pool_bytes=config.host_pool.bytes // ranks,
-            channel_key=key,
-            epoch=self._epoch,
         )
 
     def _create(self, spec: RankSpec, group: PlacementGroup | None) -> ActorHandle:

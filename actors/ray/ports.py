@@ -19,7 +19,7 @@ from torpor.actors.messages import (
     PhaseReply,
     RankStatus,
 )
-from torpor.actors.ports import RankUnreachable
+from torpor.actors.ports import ControlUnreachable, RankUnreachable
 from torpor.actors.ray.calls import ActorGone, call
 from torpor.actors.ray.names import COORDINATOR
 
@@ -29,7 +29,8 @@ WAIT_SLICE_S = 5.0  # the longest single wait at the coordinator, so that its de
 class RayRankPort:
     """A RankPort. The actor's death is RankUnreachable; an actor that does not answer is asked on (unknown)."""
 
-    def __init__(self, rank: int, handle: ActorHandle) -> None:
+    def __init__(self, rank: int, handle: ActorHandle | None) -> None:
+        """handle None: there is no such actor any more."""
         self.rank = rank
         self._handle = handle
 
@@ -55,14 +56,12 @@ class RayRankPort:
         return cast(PhaseReply, await self._call("publish", call))
 
     async def _call(self, method: str, *arguments: Any) -> Any:
+        if self._handle is None:
+            raise RankUnreachable(f"rank {self.rank} is gone: no actor has its name")
         try:
             return await call(self._handle, method, *arguments)
         except ActorGone as error:
             raise RankUnreachable(f"rank {self.rank} is gone: {error}") from error
-
-
-class CoordinatorUnreachable(Exception):
-    """There is no coordinator, or it does not come back; the text says what to do."""
 
 
 class RayControl:
@@ -111,6 +110,6 @@ class RayControl:
             return await call(self._handle, method, *arguments)
         except (ActorGone, ValueError) as error:
             self._handle = None
-            raise CoordinatorUnreachable(
+            raise ControlUnreachable(
                 f"no coordinator in the namespace {self._namespace!r} ({error}); start one with `torpor serve`"
             ) from error

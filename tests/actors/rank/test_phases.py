@@ -246,7 +246,7 @@ async def test_a_commit_rides_over_one_failed_call(bench: Bench) -> None:
 
 async def test_a_rank_works_alone_on_one_operation_at_a_time(bench: Bench) -> None:
     await bench.until_staged(sleep(), "first")
-    assert (await bench.preflight(sleep(), "second")).ok
+    assert (await bench.preflight(sleep(), "second")).refusals[0].code is RejectCode.CONFLICT
     assert (await bench.drain("second")).refusals[0].code is RejectCode.CONFLICT
     assert not (await bench.stage("second")).ok
     assert (await bench.abort("second")).ok

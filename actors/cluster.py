@@ -1,0 +1,130 @@
+"""Starting a Torpor on this machine, or finding one in a running Ray cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import uuid
+from collections.abc import MutableMapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from torpor.actors.config import ClusterConfig
+from torpor.actors.coordinator.actor import CoordinatorActor
+from torpor.actors.messages import ModelState, ModelView
+from torpor.actors.ports import Control, Inference
+from torpor.actors.ray.inference import RayInference
+from torpor.actors.ray.names import COORDINATOR, JOURNAL_RESOURCE
+from torpor.actors.ray.ports import RayControl
+
+OBJECT_STORE_BYTES = 80 << 20  # nothing large goes through it; Ray's least is 75 MiB
+SHUTDOWN_S = 30.0
+POLL_S = 0.2
+
+
+class NotLoaded(Exception):
+    """Models that failed to load, or did not within the time; the text has each one's reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What a front end needs. owned: started by this process, and ended with it."""
+
+    control: Control
+    inference: Inference
+    namespace: str
+    owned: bool
+
+    async def wait_until_loaded(self, timeout_s: float = 600.0) -> list[ModelView]:
+        """Until every model is past loading. Raises NotLoaded."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while any(view.state in _ON_ITS_WAY for view in await self.control.models()):
+                    await asyncio.sleep(POLL_S)
+        views = await self.control.models()
+        amiss = [view for view in views if view.state in (*_ON_ITS_WAY, ModelState.FAILED)]
+        if amiss:
+            raise NotLoaded("; ".join(f"{view.name} is {view.state}: {view.error}" for view in amiss))
+        return views
+
+    def shutdown(self) -> None:
+        """End what `start_local` started: coordinator, ranks and the local Ray. A joined cluster goes on."""
+        if self.owned:
+            with contextlib.suppress(RayError, ValueError):
+                coordinator = ray.get_actor(COORDINATOR, self.namespace)
+                ray.get(coordinator.shutdown.remote(), timeout=SHUTDOWN_S)
+                ray.kill(coordinator)
+        ray.shutdown()
+
+
+_ON_ITS_WAY = (ModelState.LOADING, ModelState.RECOVERING)
+
+
+def start_local(config: ClusterConfig, environment: MutableMapping[str, str] | None = None) -> Cluster:
+    """A Ray of its own on this machine, the coordinator, and ranks that begin to load.
+
+    environment: where Ray's settings are put for it and its processes to find; None = os.environ.
+    """
+    name = config.device.name or f"torpor-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    config = replace(config, device=replace(config.device, name=name))
+    _quiet_ray(os.environ if environment is None else environment)
+    options: dict[str, Any] = {"num_gpus": 0} if config.device.kind == "host" else {}
+    ray.init(
+        address="local",
+        num_cpus=1,
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        namespace=config.namespace,
+        resources={JOURNAL_RESOURCE: 1.0},
+        **options,
+    )
+    try:
+        create_coordinator(config)
+    except BaseException:
+        ray.shutdown()
+        raise
+    return _cluster(config.namespace, owned=True)
+
+
+def connect(namespace: str = "torpor", address: str = "auto") -> Cluster:
+    """Join the Ray cluster that runs on this machine. Its token must be in the environment, as Ray wants it."""
+    ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
+    return _cluster(namespace, owned=False)
+
+
+def create_coordinator(config: ClusterConfig) -> None:
+    """The one coordinator of the namespace: detached, restarted for ever, where the journal is."""
+    pinned = ray.cluster_resources().get(JOURNAL_RESOURCE, 0) > 0
+    ray.remote(
+        name=COORDINATOR,
+        namespace=config.namespace,
+        lifetime="detached",
+        max_restarts=-1,
+        max_task_retries=0,
+        max_concurrency=10_000,
+        num_cpus=0,
+        resources={JOURNAL_RESOURCE: 0.001} if pinned else {},
+    )(CoordinatorActor).remote(config)
+
+
+def _cluster(namespace: str, owned: bool) -> Cluster:
+    control = RayControl(namespace)
+    return Cluster(control, RayInference(namespace, control), namespace, owned)
+
+
+def _quiet_ray(environment: MutableMapping[str, str]) -> None:
+    # With no mode set, Ray would write a token file into the home folder. A token of our own, unless one is set,
+    # keeps other users of this machine out and leaves nothing behind.
+    if "RAY_AUTH_MODE" not in environment:
+        environment["RAY_AUTH_MODE"] = "token"
+        environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    environment.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    environment.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
