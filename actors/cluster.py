@@ -7,12 +7,14 @@ import contextlib
 import logging
 import os
 import secrets
+import time
 import uuid
 from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
+from ray._raylet import Config  # type: ignore[attr-defined]
 from ray.exceptions import RayError
 
 from torpor.actors.config import ClusterConfig
@@ -43,11 +45,11 @@ class Cluster:
 
     async def wait_until_loaded(self, timeout_s: float = 600.0) -> list[ModelView]:
         """Until every model is past loading. Raises NotLoaded."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while any(view.state in _ON_ITS_WAY for view in await self.control.models()):
-                    await asyncio.sleep(POLL_S)
+        deadline = time.monotonic() + timeout_s
         views = await self.control.models()
+        while any(view.state in _ON_ITS_WAY for view in views) and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)
+            views = await self.control.models()
         amiss = [view for view in views if view.state in (*_ON_ITS_WAY, ModelState.FAILED)]
         if amiss:
             raise NotLoaded("; ".join(f"{view.name} is {view.state}: {view.error}" for view in amiss))
@@ -126,5 +128,6 @@ def _quiet_ray(environment: MutableMapping[str, str]) -> None:
     if "RAY_AUTH_MODE" not in environment:
         environment["RAY_AUTH_MODE"] = "token"
         environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        Config.initialize("")  # Ray has read the mode when it was imported: have it look again
     environment.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     environment.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import ray
 
@@ -31,6 +32,14 @@ SWITCH_INTERVAL_S = 0.0005
 GROUPS = {"control": 16, "health": 32, "inference": 1000}
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def in_group(group: str, **options: Any) -> Callable[[F], F]:
+    """`ray.method`, which has no types of its own."""
+    return cast(Callable[[F], F], ray.method(concurrency_group=group, **options))
+
+
 class RankActor:
     """RankPort and LeaderPort, called from other processes."""
 
@@ -39,71 +48,71 @@ class RankActor:
         self._core = RankCore(spec, node=ray.get_runtime_context().get_node_id())
         self._addresses: tuple[str, str] | None = None
 
-    @ray.method(concurrency_group="health")
+    @in_group("health")
     async def addresses(self, host: str | None = None) -> tuple[str, str]:
         """Two "host:port" on this node for the ranks of a model to meet at; the same ones each time."""
         if self._addresses is None:
             self._addresses = two_free_addresses(host or ray.util.get_node_ip_address())
         return self._addresses
 
-    @ray.method(concurrency_group="control")
+    @in_group("control")
     async def load(self, process_group: str = "", step_channel: str = "") -> None:
         await self._core.load(process_group, step_channel)
 
-    @ray.method(concurrency_group="control")
+    @in_group("control")
     async def close(self) -> None:
         await self._core.close()
 
-    @ray.method(concurrency_group="health")
+    @in_group("health")
     async def fail(self, reason: str) -> None:
         self._core.fail(reason)
 
-    @ray.method(concurrency_group="health")
+    @in_group("health")
     async def status(self) -> RankStatus:
         return await self._core.status()
 
-    @ray.method(concurrency_group="control")
+    @in_group("control")
     async def preflight(self, call: PhaseCall, request: OperationRequest) -> PhaseReply:
         return await self._core.preflight(call, request)
 
-    @ray.method(concurrency_group="control")
+    @in_group("control")
     async def drain(self, call: PhaseCall, spec: DrainSpec, timeout_s: float, lease_s: float) -> PhaseReply:
         return await self._core.drain(call, spec, timeout_s, lease_s)
 
-    @ray.method(concurrency_group="control")
+    @in_group("control")
     async def stage(self, call: PhaseCall, timeout_s: float) -> PhaseReply:
         return await self._core.stage(call, timeout_s)
 
-    @ray.method(concurrency_group="control")
+    @in_group("control")
     async def commit(self, call: PhaseCall) -> PhaseReply:
         return await self._core.commit(call)
 
-    @ray.method(concurrency_group="control")
+    @in_group("control")
     async def abort(self, call: PhaseCall) -> PhaseReply:
         return await self._core.abort(call)
 
-    @ray.method(concurrency_group="control")
+    @in_group("control")
     async def publish(self, call: PhaseCall) -> PhaseReply:
         return await self._core.publish(call)
 
-    @ray.method(concurrency_group="inference")
+    @in_group("inference")
     async def submit(self, front_end: str, requests: Sequence[GenerateRequest]) -> list[AdmissionReply]:
         return await self._core.submit(front_end, requests)
 
-    @ray.method(concurrency_group="inference")
+    @in_group("inference")
     async def cancel(self, front_end: str, request_ids: Sequence[str]) -> None:
         await self._core.cancel(front_end, request_ids)
 
-    @ray.method(concurrency_group="inference", num_returns="streaming")
+    @in_group("inference", num_returns="streaming")
     async def stream(self, front_end: str) -> AsyncIterator[list[TokenEvent]]:
         async for batch in self._core.stream(front_end):
             yield batch
 
-    @ray.method(concurrency_group="health")
+    @in_group("health")
     async def renew(self, front_end: str) -> None:
         await self._core.renew(front_end)
 
-    @ray.method(concurrency_group="inference")
+    @in_group("inference")
     async def detach(self, front_end: str) -> None:
         await self._core.detach(front_end)
 

@@ -19,7 +19,6 @@ from torpor.actors.messages import (
     Admission,
     AdmissionReply,
     DrainSpec,
-    GateReason,
     GenerateRequest,
     LedgerPhase,
     OperationRequest,

@@ -24,7 +24,7 @@ def make_device(spec: RankSpec) -> Device:
 
 
 def device_kind(config: DeviceConfig) -> str:
-    """"host" or "cuda": what `auto` comes to on this machine."""
+    """ "host" or "cuda": what `auto` comes to on this machine."""
     if config.kind not in KINDS:
         raise DeviceUnusable(f"device.kind is {config.kind!r}; choose one of {', '.join(KINDS)}")
     if config.kind == "auto":

@@ -24,9 +24,13 @@ def make_engine(spec: RankSpec, ledger: Ledger, device: Device) -> Engine:
 
 def factory_of(kind: str) -> EngineFactory:
     """Raises UnknownEngine."""
-    module, separator, name = ("torpor.actors.engine", ":", "make_engine") if kind == "transformers" else kind.partition(":")
+    module, separator, name = (
+        ("torpor.actors.engine", ":", "make_engine") if kind == "transformers" else kind.partition(":")
+    )
     if not separator:
-        raise UnknownEngine(f"engine.kind is {kind!r}; use transformers, or package.module:factory of your own")
+        raise UnknownEngine(
+            f"engine.kind is {kind!r}; use transformers, or package.module:factory of your own"
+        )
     try:
         return cast("EngineFactory", getattr(importlib.import_module(module), name))
     except (ImportError, AttributeError) as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torpor.actors.messages import TokenEvent
@@ -70,7 +70,9 @@ class FrontEnds:
         """Note a request that arrives. Raises DuplicateRequest."""
         with self._lock:
             if request in self._requests:
-                raise DuplicateRequest(f"a request with the id {request!r} is still running; choose another id")
+                raise DuplicateRequest(
+                    f"a request with the id {request!r} is still running; choose another id"
+                )
             self._renew(front_end)
             entry = self._requests[request] = Request(request, front_end)
             return entry
@@ -116,7 +118,7 @@ class FrontEnds:
         for reader in readers.values():
             reader.wake()
 
-    async def stream(self, front_end: str) -> AsyncIterator[list[TokenEvent]]:
+    async def stream(self, front_end: str) -> AsyncGenerator[list[TokenEvent], None]:
         """Batches, until the front end detaches, its lease ends, or another stream of its takes over."""
         reader = _Reader(asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
@@ -158,4 +160,3 @@ class FrontEnds:
     def _renew(self, front_end: str) -> None:
         home = self._front_ends.setdefault(front_end, _FrontEnd(0.0))
         home.lease_ends_at = self._clock() + self._lease_s
-

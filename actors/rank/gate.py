@@ -137,7 +137,9 @@ class Gate:
         """
         with self._lock:
             if self._reason is None or self._admitted:
-                raise NotDrained("the gate was not drained, or the drain's lease has ended; start the operation again")
+                raise NotDrained(
+                    "the gate was not drained, or the drain's lease has ended; start the operation again"
+                )
             hold = self._take(operation)
             hold.staging, hold.lease_ends_at = True, None
             if self._reason is not GateReason.FAILED:

@@ -27,7 +27,9 @@ from torpor.actors.rank.machinery import Machinery
 from torpor.actors.rank.replies import refusal_of
 from torpor.actors.rank.transaction import Transaction, Transactions
 
-DOUBT_S = 10.0  # a staged rank waits this long for a decision, beyond the stage's own deadline, before it says so
+DOUBT_S = (
+    10.0  # a staged rank waits this long for a decision, beyond the stage's own deadline, before it says so
+)
 
 Work = Callable[[Transaction, PhaseCall], Awaitable[PhaseReply]]
 
@@ -35,7 +37,9 @@ Work = Callable[[Transaction, PhaseCall], Awaitable[PhaseReply]]
 class Phases:
     """The transaction side of a RankPort. All methods run in one event loop."""
 
-    def __init__(self, machinery: Machinery, leader: Leader | None, rank: int, incarnation: str, epoch: int) -> None:
+    def __init__(
+        self, machinery: Machinery, leader: Leader | None, rank: int, incarnation: str, epoch: int
+    ) -> None:
         self._machinery = machinery
         self._leader = leader
         self._rank = rank
@@ -222,4 +226,3 @@ class Phases:
             refusals,
             **numbers,  # type: ignore[arg-type]
         )
-

@@ -37,4 +37,3 @@ class Inbox:
             self._ready.clear()
         self.begun = True
         return event
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 import ray
 from ray.actor import ActorHandle
@@ -46,7 +46,7 @@ class LeaderStream:
         self.lost = ""  # why this connection is over
         self._tasks = [asyncio.create_task(self._pump()), asyncio.create_task(self._renew())]
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenEvent]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Admit, then events to the end. Raises what Inference.generate raises, and LeaderGone."""
         if request.id in self._inboxes:
             raise InvalidRequest(f"a request with the id {request.id!r} is still running; choose another id")
@@ -83,7 +83,9 @@ class LeaderStream:
             if self.lost:
                 raise LeaderGone(self.lost)
             try:
-                replies: list[AdmissionReply] = await call_once(self._handle, "submit", self._front_end, [request])
+                replies: list[AdmissionReply] = await call_once(
+                    self._handle, "submit", self._front_end, [request]
+                )
             except ActorGone as error:
                 raise LeaderGone(f"the model's leader is gone: {error}") from error
             return replies[0]
@@ -127,7 +129,7 @@ class RayInference:
         self._streams: dict[str, LeaderStream] = {}
         self._made = 0
 
-    async def generate(self, model: str, request: GenerateRequest) -> AsyncIterator[TokenEvent]:
+    async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         stream = await self._stream(model)
         try:
             async with contextlib.aclosing(stream.generate(request)) as events:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from dataclasses import dataclass, field, replace
 
+from ranks.toys import MIB, ToyEngine
 from torpor.actors.config import DeviceConfig, EngineConfig, ModelConfig, RankSpec
 from torpor.actors.messages import (
     DrainMode,
@@ -23,8 +24,6 @@ from torpor.actors.messages import (
 )
 from torpor.actors.rank.core import Parts, RankCore
 from torpor.native import Device, FaultyDevice, Ledger
-
-from ranks.toys import MIB, ToyEngine
 
 CAPACITY_BYTES = 96 * MIB
 

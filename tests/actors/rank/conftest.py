@@ -5,7 +5,6 @@ import uuid
 from collections.abc import AsyncIterator
 
 import pytest
-
 from ranks.bench import Bench, make_bench
 
 

@@ -36,7 +36,9 @@ async def test_events_from_another_thread_reach_the_front_end_that_asked(front_e
     def step_thread() -> None:
         for i in range(200):
             end = FinishReason.LENGTH if i == 199 else None
-            front_ends.deliver([TokenEvent("a", f"{i},", finish_reason=end), TokenEvent("b", "-", finish_reason=end)])
+            front_ends.deliver(
+                [TokenEvent("a", f"{i},", finish_reason=end), TokenEvent("b", "-", finish_reason=end)]
+            )
 
     thread = threading.Thread(target=step_thread)
     thread.start()

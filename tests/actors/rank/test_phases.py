@@ -66,7 +66,9 @@ async def test_weights_that_woke_without_contents_keep_the_gate_closed(bench: Be
     assert bench.engine.resting
     await bench.whole(sleep(), "down again")
     await bench.whole(wake(), "up again")
-    assert (await bench.status()).gate_reason is GateReason.CONTENTS_UNDEFINED, "rubbish that was kept is rubbish"
+    assert (await bench.status()).gate_reason is GateReason.CONTENTS_UNDEFINED, (
+        "rubbish that was kept is rubbish"
+    )
 
 
 async def test_a_drain_lets_running_requests_finish_and_admits_no_other(bench: Bench) -> None:
@@ -164,7 +166,9 @@ async def test_a_stage_that_fails_leaves_everything_as_it_was(bench: Bench) -> N
     await bench.whole(sleep(), "retry")
 
 
-async def test_a_wake_without_room_says_what_it_needs_and_stays_asleep(bench: Bench, device_name: str) -> None:
+async def test_a_wake_without_room_says_what_it_needs_and_stays_asleep(
+    bench: Bench, device_name: str
+) -> None:
     """M4, F5."""
     await bench.whole(sleep(), "down")
     other = Device.host(f"{device_name}-0", CAPACITY_BYTES)
