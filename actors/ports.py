@@ -66,10 +66,6 @@ class RankPort(Protocol):
         """Ends the transaction; the leader opens its gate if nothing is parked, paused or undefined."""
 
 
-class KeyReused(Exception):
-    """The idempotency key came with another body before (422). Raised by Control.submit."""
-
-
 class Control(Protocol):
     """What the front door asks of the coordinator. Every method may raise ControlUnreachable."""
 
