@@ -295,6 +295,10 @@ class Coordinator:
         runtime.statuses[port.rank] = status
         return status
 
+    def reserved_bytes(self) -> int:
+        """Promised to running operations, over all nodes and devices; 0 when none runs."""
+        return self._execution.budget.reserved_bytes()
+
     def subscribe(self, after: int | None = None) -> AsyncIterator[Change]:
         """Changes of models and operations from now on, or after a sequence number."""
         return self.feed.listen(after)

@@ -46,6 +46,10 @@ class _Plan:
     tags: tuple[str, ...]  # those that change
     modes: dict[str, RestoreMode]
 
+    @property
+    def digest(self) -> str:
+        return f"{self.kind}:{','.join(f'{tag}={self.modes[tag]}' for tag in self.tags)}"
+
 
 _BLANK = PhaseReply("", Phase.PREFLIGHT, 0, 0, "", ok=True)
 
@@ -118,7 +122,7 @@ class MemoryLedger:
         kept = sum(self.sizes[tag] for tag in tags if sleep and modes[tag].preserves)
         return replace(
             _BLANK,
-            digest=f"{request.kind}:{','.join(f'{tag}={modes[tag]}' for tag in tags)}",
+            digest=self._plan.digest,
             freed_bytes=size if sleep else 0,
             device_bytes=0 if sleep else size,
             kept_bytes=kept,
@@ -141,7 +145,7 @@ class MemoryLedger:
                 why = f"needed {size} bytes, free {free} on {self.device.id}; sleep another model first"
                 return self.refuse(Refusal(RejectCode.DEVICE_MEMORY, why, needed_bytes=size, free_bytes=free))
         self.phase, self.operation, self.kind = LedgerPhase.STAGED, call.operation, plan.kind
-        return replace(_BLANK, kept_bytes=sum(self.kept.values()))
+        return replace(_BLANK, digest=plan.digest, kept_bytes=sum(self.kept.values()))
 
     def commit(self, call: PhaseCall) -> PhaseReply:
         if self.operation == call.operation and self.phase in (LedgerPhase.COMMITTED, LedgerPhase.IDLE):

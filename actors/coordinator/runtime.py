@@ -18,6 +18,7 @@ from torpor.actors.messages import (
     LedgerPhase,
     ModelState,
     ModelView,
+    OnConflict,
     Operation,
     OperationRequest,
     RankStatus,
@@ -93,13 +94,15 @@ class ModelRuntime:
         return GateReason(state.value)
 
     def joinable(self, request: OperationRequest) -> Run | None:
-        """The running operation, or the last one that waits, when it does just what is asked for."""
-        for run in {id(run): run for run in (*list(self.queue)[:1], *list(self.queue)[-1:])}.values():
-            if not run.cancelled and same_request(
-                request, run.request, self.published.tags, self.config.restore_modes
-            ):
-                return run
-        return None
+        """The operation that does just what is asked for, when there is one to join.
+
+        Who would wait comes after all that wait already, and so joins the last of them only.
+        """
+        if not self.queue:
+            return None
+        run = self.queue[-1] if request.on_conflict is OnConflict.WAIT else self.queue[0]
+        same = same_request(request, run.request, self.published.tags, self.config.restore_modes)
+        return run if same and not run.cancelled else None
 
     def view(self, statuses: Sequence[RankStatus] = ()) -> ModelView:
         """With statuses, the gate is what the leader says of it."""

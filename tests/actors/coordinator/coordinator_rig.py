@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -90,6 +91,9 @@ class Rig:
         """Submit and wait for the outcome."""
         submitted = await self.coordinator.submit(request)
         return await self.coordinator.wait(submitted.id, PATIENCE_S)
+
+    def loop_time(self) -> float:
+        return asyncio.get_running_loop().time()
 
     def free_bytes(self) -> list[int]:
         return [device.free_bytes for device in self.cluster.devices]
