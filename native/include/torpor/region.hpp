@@ -18,9 +18,9 @@
 namespace torpor {
 
 struct RegionSpec {
-  std::string tag;
+  std::string tag{};
   std::size_t size_bytes = 0;
-  std::string name;
+  std::string name{};
   RestoreMode restore = RestoreMode::pinned;  // when a sleep names no mode
   bool immutable = false;
   bool preserve_always = false;

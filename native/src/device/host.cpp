@@ -25,7 +25,9 @@ namespace torpor {
 
 namespace {
 
-constexpr std::size_t default_chunk_bytes = std::size_t{64} << 20;
+// 64 MiB of the usual 2 MiB. A device of small granules has small chunks, so that tests see several of them
+// cheaply.
+constexpr std::size_t granules_per_chunk = 32;
 
 void* pointer(Address at) noexcept {
   return reinterpret_cast<void*>(at);
@@ -45,9 +47,7 @@ class HostDevice final : public Device {
   std::string id() const override { return "host:" + name_; }
   int ordinal() const noexcept override { return 0; }
   std::size_t granularity_bytes() const noexcept override { return granularity_bytes_; }
-  std::size_t chunk_bytes() const noexcept override {
-    return round_up(default_chunk_bytes, granularity_bytes_);
-  }
+  std::size_t chunk_bytes() const noexcept override { return granules_per_chunk * granularity_bytes_; }
   bool can_pin() const noexcept override { return false; }
   MemoryInfo memory_info() override { return registry_.info(); }
 

@@ -1,0 +1,112 @@
+// A ledger over a small faulty host device, with regions whose contents are known.
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "torpor/device.hpp"
+#include "torpor/errors.hpp"
+#include "torpor/ledger.hpp"
+
+namespace rig {
+
+using namespace torpor;
+
+constexpr std::size_t grain = std::size_t{64} << 10;
+constexpr std::size_t chunk = 32 * grain;  // what the host device maps at once
+constexpr std::size_t capacity = 16 * chunk;
+constexpr std::chrono::seconds patience{20};
+using Modes = std::map<std::string, RestoreMode>;
+
+inline std::string fresh_name() {
+  static int number = 0;
+  return "ledger-test-" + std::to_string(getpid()) + "-" + std::to_string(++number);
+}
+
+inline std::uint8_t expected_byte(std::size_t at, int seed) {
+  return static_cast<std::uint8_t>((at * 31 + at / 257 + static_cast<std::size_t>(seed) * 97) % 251 + 1);
+}
+
+inline void write(const Region& region, int seed) {
+  auto* bytes = reinterpret_cast<std::uint8_t*>(region.address());
+  for (std::size_t i = 0; i < region.size_bytes(); ++i) bytes[i] = expected_byte(i, seed);
+}
+
+inline bool holds(const Region& region, int seed) {
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(region.address());
+  for (std::size_t i = 0; i < region.size_bytes(); ++i) {
+    if (bytes[i] != expected_byte(i, seed)) return false;
+  }
+  return true;
+}
+
+inline bool is_zero(const Region& region) {
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(region.address());
+  return std::all_of(bytes, bytes + region.size_bytes(), [](std::uint8_t byte) { return byte == 0; });
+}
+
+struct Rig {
+  explicit Rig(std::size_t host_pool_bytes = 0)
+      : host(make_host_device(fresh_name(), capacity, grain)),
+        faulty(make_faulty_device(host)),
+        ledger(std::make_unique<Ledger>(faulty, host_pool_bytes)) {}
+
+  std::shared_ptr<Region> region(const std::string& tag, std::size_t size_bytes, RegionSpec more = {}) {
+    more.tag = tag;
+    more.size_bytes = size_bytes;
+    regions.push_back(ledger->create_region(std::move(more)));
+    write(*regions.back(), static_cast<int>(regions.size()));
+    return regions.back();
+  }
+  // Region i was written with seed i + 1.
+  [[nodiscard]] bool all_hold() const {
+    for (std::size_t i = 0; i < regions.size(); ++i) {
+      if (!holds(*regions[i], static_cast<int>(i) + 1)) return false;
+    }
+    return true;
+  }
+
+  [[nodiscard]] Plan plan(Action kind, const Modes& modes = {}, std::vector<std::string> tags = {}) const {
+    Request request{.kind = kind, .operation = "op", .tags = std::nullopt, .restore = modes};
+    if (!tags.empty()) request.tags = std::move(tags);
+    return ledger->preflight(std::move(request));
+  }
+  StageReport stage(Action kind, const Modes& modes = {}, std::vector<std::string> tags = {}) const {
+    return ledger->stage(plan(kind, modes, std::move(tags)), patience);
+  }
+  CommitReport finish() const {
+    const CommitReport report = ledger->commit();
+    ledger->publish();
+    return report;
+  }
+  CommitReport sleep(const Modes& modes = {}, std::vector<std::string> tags = {}) const {
+    (void)stage(Action::sleep, modes, std::move(tags));
+    return finish();
+  }
+  CommitReport wake(std::vector<std::string> tags = {}) const {
+    (void)stage(Action::wake, {}, std::move(tags));
+    return finish();
+  }
+
+  [[nodiscard]] std::size_t free_bytes() const { return host->memory_info().free_bytes; }
+  [[nodiscard]] std::size_t host_bytes() const {
+    std::size_t total = 0;
+    for (const Usage& usage : ledger->memory()) total += usage.host_bytes;
+    return total;
+  }
+  [[nodiscard]] LedgerPhase phase() const { return ledger->status().phase; }
+
+  std::shared_ptr<Device> host;
+  std::shared_ptr<FaultyDevice> faulty;
+  std::unique_ptr<Ledger> ledger;
+  std::vector<std::shared_ptr<Region>> regions;
+};
+
+}  // namespace rig
