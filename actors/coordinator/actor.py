@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -62,6 +63,9 @@ class CoordinatorActor:
 
     async def model(self, name: str) -> ModelView:
         return await (await self._ready()).model(name)
+
+    async def pid(self) -> int:
+        return os.getpid()
 
     async def shutdown(self) -> None:
         """End the ranks, which gives their memory back, and close the journal. The actor is of no use afterwards."""

@@ -14,6 +14,7 @@ from torpor.actors.messages import (
     GenerateRequest,
     TokenEvent,
 )
+from torpor.actors.ports import QueueFull
 from torpor.actors.rank.front_ends import DuplicateRequest, FrontEnds
 from torpor.actors.rank.gate import Gate, GateFull
 
@@ -104,10 +105,16 @@ class Leader:
             return AdmissionReply(request.id, Admission.CLOSED, closed)
         try:
             engine.submit(prepared)
-        except Exception as error:
-            self.gate.leave(request.id, FinishReason.ERROR)
-            return AdmissionReply(request.id, Admission.CLOSED, GateReason.FAILED, str(error))
-        return AdmissionReply(request.id, Admission.ADMITTED)
+        except InvalidPrompt as error:
+            refused = AdmissionReply(request.id, Admission.INVALID, detail=str(error))
+        except QueueFull as error:
+            refused = AdmissionReply(request.id, Admission.FULL, detail=str(error))
+        except Exception as error:  # the step loop is dead
+            refused = AdmissionReply(request.id, Admission.CLOSED, GateReason.FAILED, str(error))
+        else:
+            return AdmissionReply(request.id, Admission.ADMITTED)
+        self.gate.leave(request.id, FinishReason.ERROR)
+        return refused
 
     def _cancel_in_engine(self, requests: Iterable[str]) -> None:
         if self._engine is not None:

@@ -150,9 +150,9 @@ class RayInference:
             handle = self._find(model)
         except ValueError:
             view = await self._control.model(model)  # KeyError: no such model
-            failed = view.state is ModelState.FAILED
-            reason = GateReason.FAILED if failed else view.gate_reason or GateReason.LOADING
-            raise GateClosed(reason, view.error) from None
+            # Without a leader a model is on its way, or lost, whether or not that was noticed yet.
+            coming = view.state in (ModelState.LOADING, ModelState.RECOVERING)
+            raise GateClosed(GateReason(view.state) if coming else GateReason.FAILED, view.error) from None
         self._made += 1
         # Each connection is a front end of its own: nothing of a lost one can come back through the next.
         fresh = self._streams[model] = LeaderStream(handle, f"{self._front_end}-{self._made}")

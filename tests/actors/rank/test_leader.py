@@ -1,0 +1,131 @@
+"""Requests at the leader: in through the gate, out through the streams, and never in silence."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from ranks.bench import Bench, make_bench, spec
+from ranks.toys import ToyEngine
+
+from torpor.actors.messages import Admission, FinishReason, GateReason, GenerateRequest
+from torpor.actors.ports import QueueFull
+from torpor.actors.rank.core import Parts
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def until_idle(bench: Bench, timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while bench.engine.running() or (await bench.status()).live_sequences:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_a_prompt_that_the_engine_refuses_is_invalid_and_takes_no_place(bench: Bench) -> None:
+    request = bench.request(prompt="invalid")
+    (reply,) = await bench.core.submit("front", [request])
+    assert (reply.admission, reply.detail) == (
+        Admission.INVALID,
+        "this prompt is not to be had; send another",
+    )
+    assert (await bench.status()).live_sequences == 0
+    assert await bench.admit(GenerateRequest(request.id, "hello")) == ["admitted"], "its id is free again"
+
+
+@pytest.mark.parametrize(
+    ("error", "admission", "reason"),
+    [
+        (QueueFull("64 wait"), Admission.FULL, None),
+        (RuntimeError("the step loop died"), Admission.CLOSED, GateReason.FAILED),
+    ],
+)
+async def test_an_engine_that_does_not_take_a_request_gives_its_place_back(
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    admission: Admission,
+    reason: GateReason | None,
+) -> None:
+    def refuse(self: ToyEngine, prepared: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ToyEngine, "submit", refuse)
+    (reply,) = await bench.core.submit("front", [bench.request()])
+    assert (reply.admission, reply.gate_reason, reply.detail) == (admission, reason, str(error))
+    assert (await bench.status()).live_sequences == 0
+
+
+async def test_more_requests_than_the_engine_may_hold_are_told_that_it_is_full(device_name: str) -> None:
+    bench = await make_bench(device_name)
+    engine = spec(device_name).model.engine
+    count = engine.max_running + engine.max_waiting
+    replies = await bench.admit(*(bench.request(tokens=1_000_000) for _ in range(count + 3)))
+    assert replies.count("admitted") == count
+    assert replies.count("full") == 3
+    await bench.core.detach("front")
+    await until_idle(bench)
+    await bench.core.close()
+
+
+async def test_a_front_end_that_falls_silent_loses_its_requests(device_name: str) -> None:
+    """G4: leases, not Ray, notice dead front ends."""
+    clock = Clock()
+    bench = await make_bench(device_name, parts=Parts(clock=clock))
+    assert await bench.admit(bench.request(tokens=1_000_000)) == ["admitted"]
+    clock.now = 9.9
+    await asyncio.sleep(0.6)
+    assert bench.engine.running() == 1
+    clock.now = 10.1
+    await until_idle(bench)
+    await bench.core.close()
+
+
+async def test_a_request_that_is_cancelled_while_it_comes_in_does_not_run(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cancel overtakes the submit: the engine does not know the request yet."""
+    prepare = ToyEngine.prepare
+    request = bench.request(tokens=1_000_000)
+    loop = asyncio.get_running_loop()
+
+    def cancel_meanwhile(self: ToyEngine, wanted: GenerateRequest) -> object:
+        asyncio.run_coroutine_threadsafe(bench.core.cancel("front", [request.id]), loop).result(5)
+        return prepare(self, wanted)
+
+    monkeypatch.setattr(ToyEngine, "prepare", cancel_meanwhile)
+    await bench.admit(request)
+    events = await bench.read(request.id)
+    assert events[-1].finish_reason is FinishReason.ABORT
+
+
+async def test_a_dead_step_loop_closes_the_gate_and_ends_every_stream_with_an_error(bench: Bench) -> None:
+    """G3, M6."""
+    running = bench.request(tokens=1_000_000)
+    await bench.admit(running)
+    reading = asyncio.create_task(bench.read(running.id))
+    await asyncio.sleep(0.05)
+    await bench.admit(bench.request(prompt="die"))
+    events = await reading
+    assert events[-1].finish_reason is FinishReason.ERROR
+    assert "told to die" in events[-1].error
+    status = await bench.status()
+    assert status.gate_reason is GateReason.FAILED
+    assert "told to die" in status.error
+    (reply,) = await bench.core.submit("front", [bench.request()])
+    assert (reply.admission, reply.gate_reason) == (Admission.CLOSED, GateReason.FAILED)
+
+
+async def test_a_rank_that_closes_ends_every_stream_with_an_error(device_name: str) -> None:
+    bench = await make_bench(device_name)
+    running = bench.request(tokens=1_000_000)
+    await bench.admit(running)
+    reading = asyncio.create_task(bench.read(running.id))
+    await asyncio.sleep(0.05)
+    await bench.core.close()
+    assert (await reading)[-1].finish_reason is FinishReason.ERROR

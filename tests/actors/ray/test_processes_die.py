@@ -1,0 +1,172 @@
+"""Real processes are really killed: the coordinator, ranks, a front end (F25, M6)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+import ray
+from ranks.torpors import CAPACITY_BYTES, MakeTorpor, Torpor, is_in, read, request, until
+from ranks.toys import KV_BYTES, WEIGHTS_BYTES
+
+from torpor.actors.messages import (
+    FinishReason,
+    GateReason,
+    Kind,
+    LedgerPhase,
+    ModelState,
+    Operation,
+    OperationRequest,
+    OperationState,
+)
+from torpor.actors.ports import GateClosed
+
+ALL_BYTES = WEIGHTS_BYTES + KV_BYTES
+SLEEP = OperationRequest(Kind.SLEEP, "toy")
+
+
+async def pids(torpor: Torpor) -> list[int]:
+    return [status.pid for status in (await torpor.view()).ranks]
+
+
+async def phase(torpor: Torpor, rank: int) -> LedgerPhase:
+    return (await torpor.rank("toy", rank).status.remote()).ledger_phase
+
+
+def coordinator_pid(torpor: Torpor) -> int:
+    return int(ray.get(torpor.coordinator().pid.remote()))
+
+
+async def test_a_coordinator_killed_after_the_decision_commits_forward_when_it_is_back(
+    make_torpor: MakeTorpor,
+) -> None:
+    """In doubt: the decision is on disk and rank 2 is in the middle of its slow commit."""
+    torpor = await make_torpor(ranks=3, faults={2: {"delay": {"unmap_range": 1.0}}}).loaded()
+    before = await pids(torpor)
+    pid = coordinator_pid(torpor)
+    operation = await torpor.control.submit(SLEEP)
+    await until(lambda: phase(torpor, 0), lambda phase: phase is LedgerPhase.COMMITTED, 10)
+    assert await phase(torpor, 2) in (LedgerPhase.STAGED, LedgerPhase.COMMITTING), "the kill came too late"
+    os.kill(pid, signal.SIGKILL)
+    finished = await torpor.control.wait(operation.id, 30)
+    assert finished.state is OperationState.SUCCEEDED, finished
+    assert coordinator_pid(torpor) != pid
+    assert await pids(torpor) == before
+    assert [torpor.free_bytes(rank) for rank in range(3)] == [CAPACITY_BYTES] * 3
+    assert (await torpor.view()).state is ModelState.ASLEEP
+    assert (await torpor.wake()).state is OperationState.SUCCEEDED
+    assert "".join(event.text for event in await read(torpor.cluster.inference, request(3))) == "xxx"
+
+
+async def test_a_coordinator_killed_during_the_stage_leaves_the_model_awake_and_serving(
+    make_torpor: MakeTorpor,
+) -> None:
+    """In doubt: no decision in the journal, so it is taken back."""
+    torpor = await make_torpor(ranks=2, faults={1: {"delay": {"create_host": 1.5, "copy": 1.5}}}).loaded()
+    before = await pids(torpor)
+    operation = await torpor.control.submit(SLEEP)
+    await until(lambda: phase(torpor, 0), lambda phase: phase is LedgerPhase.STAGED, 10)
+    os.kill(coordinator_pid(torpor), signal.SIGKILL)
+    finished = await torpor.control.wait(operation.id, 30)
+    assert finished.state is OperationState.REJECTED, finished
+    await torpor.until(lambda view: view.state is ModelState.AWAKE and view.gate_open)
+    assert await pids(torpor) == before
+    assert [torpor.free_bytes(rank) for rank in range(2)] == [CAPACITY_BYTES - ALL_BYTES] * 2
+    assert "".join(event.text for event in await read(torpor.cluster.inference, request(3))) == "xxx"
+
+
+async def test_a_coordinator_killed_during_the_drain_leaves_the_gate_open_again(
+    make_torpor: MakeTorpor,
+) -> None:
+    torpor = await make_torpor().loaded()
+    long = asyncio.create_task(read(torpor.cluster.inference, request(1500)))
+    await asyncio.sleep(0.2)
+    operation = await torpor.control.submit(SLEEP)
+    await torpor.until(lambda view: view.gate_reason is GateReason.DRAINING, 5)
+    os.kill(coordinator_pid(torpor), signal.SIGKILL)
+    finished = await torpor.control.wait(operation.id, 30)
+    assert finished.state is OperationState.REJECTED
+    await torpor.until(lambda view: view.gate_open)
+    events = await long
+    assert sum(len(event.text) for event in events) == 1500, "who was being drained lost nothing"
+
+
+async def test_a_killed_follower_makes_the_model_failed_and_nothing_hangs(make_torpor: MakeTorpor) -> None:
+    torpor = await make_torpor(ranks=2).loaded()
+    running = asyncio.create_task(read(torpor.cluster.inference, request(1_000_000)))
+    await asyncio.sleep(0.2)
+    os.kill((await pids(torpor))[1], signal.SIGKILL)
+    view = await torpor.until(is_in(ModelState.FAILED))
+    assert not view.gate_open
+    assert "rank 1" in view.error
+    events = await asyncio.wait_for(running, 10)
+    assert events[-1].finish_reason is FinishReason.ERROR
+    with pytest.raises(GateClosed) as closed:
+        await asyncio.wait_for(read(torpor.cluster.inference, request()), 10)
+    assert closed.value.reason == GateReason.FAILED
+    refused = await torpor.control.submit(SLEEP)
+    assert refused.state is OperationState.REJECTED
+    assert torpor.free_bytes(1) == CAPACITY_BYTES, "what the dead rank had is free"
+
+
+async def test_a_killed_leader_ends_started_streams_with_an_error_and_closes_for_new_ones(
+    make_torpor: MakeTorpor,
+) -> None:
+    """G3."""
+    torpor = await make_torpor().loaded()
+    streams = [asyncio.create_task(read(torpor.cluster.inference, request(1_000_000))) for _ in range(8)]
+    await torpor.until(lambda view: view.ranks[0].live_sequences == 8, 5)
+    await asyncio.sleep(0.2)
+    os.kill((await pids(torpor))[0], signal.SIGKILL)
+    for events in await asyncio.wait_for(asyncio.gather(*streams), 20):
+        assert events[-1].finish_reason is FinishReason.ERROR
+        assert events[-1].error
+    with pytest.raises(GateClosed) as closed:
+        await asyncio.wait_for(read(torpor.cluster.inference, request()), 20)
+    assert closed.value.reason == GateReason.FAILED
+    await torpor.until(is_in(ModelState.FAILED))
+
+
+async def test_a_rank_killed_in_the_middle_of_a_sleep_ends_the_operation(make_torpor: MakeTorpor) -> None:
+    torpor = await make_torpor(ranks=2, faults={1: {"delay": {"unmap_range": 2.0}}}).loaded()
+    victim = (await pids(torpor))[1]
+    operation: Operation = await torpor.control.submit(SLEEP)
+    await until(lambda: phase(torpor, 0), lambda phase: phase is LedgerPhase.COMMITTED, 10)
+    os.kill(victim, signal.SIGKILL)
+    began = time.monotonic()
+    finished = await torpor.control.wait(operation.id, 30)
+    assert finished.state is OperationState.FAILED
+    assert time.monotonic() - began < 15
+    assert finished.ranks[0].freed_bytes == ALL_BYTES, "the other rank still commits, and says so"
+    assert [torpor.free_bytes(rank) for rank in range(2)] == [CAPACITY_BYTES] * 2
+    assert (await torpor.view()).state is ModelState.FAILED
+
+
+async def test_a_killed_front_end_frees_the_places_of_all_its_clients(make_torpor: MakeTorpor) -> None:
+    """G4: the front end is a Ray process of its own, which dies with 8 streams."""
+    torpor = await make_torpor().loaded()
+    front_end = ray.remote(num_cpus=0, max_restarts=0)(FrontEnd).remote(torpor.config.namespace)
+    pid = await front_end.start.remote(8)
+    await torpor.until(lambda view: view.ranks[0].live_sequences == 8, 10)
+    os.kill(pid, signal.SIGKILL)
+    await torpor.until(lambda view: view.ranks[0].live_sequences == 0, 15)
+    assert (await torpor.sleep()).state is OperationState.SUCCEEDED
+
+
+class FrontEnd:
+    """A front end in another process."""
+
+    def __init__(self, namespace: str) -> None:
+        from torpor.actors.ray.inference import RayInference
+        from torpor.actors.ray.ports import RayControl
+
+        self._inference = RayInference(namespace, RayControl(namespace))
+
+    async def start(self, streams: int) -> int:
+        self._tasks = [
+            asyncio.create_task(read(self._inference, request(1_000_000))) for _ in range(streams)
+        ]
+        return os.getpid()
