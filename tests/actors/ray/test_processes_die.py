@@ -166,7 +166,5 @@ class FrontEnd:
         self._inference = RayInference(namespace, RayControl(namespace))
 
     async def start(self, streams: int) -> int:
-        self._tasks = [
-            asyncio.create_task(read(self._inference, request(1_000_000))) for _ in range(streams)
-        ]
+        self._tasks = [asyncio.create_task(read(self._inference, request(1_000_000))) for _ in range(streams)]
         return os.getpid()
