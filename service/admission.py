@@ -12,12 +12,10 @@ from torpor.actors.ports import GateClosed, InvalidRequest, QueueFull
 from torpor.service.problems import Code, Problem
 
 
-class AdmissionCounter(Protocol):
-    def __call__(self, model: str, result: str, reason: str) -> None: ...
+class Counts(Protocol):
+    def count_admission(self, model: str, result: str, reason: str) -> None: ...
 
-
-def _count_nothing(model: str, result: str, reason: str) -> None:
-    return None
+    def count_open(self, model: str, change: int) -> None: ...
 
 
 # What ends the wait, as far as a person can do something about it.
@@ -33,16 +31,21 @@ _HINTS: Mapping[str, str] = {
 class Admission:
     """Turns a model's refusal into a Problem, and counts."""
 
+    counts: Counts
     retry_after_s: Mapping[str, int] = field(default_factory=dict)
     default_retry_after_s: int = 5
-    count: AdmissionCounter = _count_nothing
 
     def admitted(self, model: str) -> None:
-        self.count(model, "admitted", "")
+        self.counts.count_admission(model, "admitted", "")
+        self.counts.count_open(model, 1)
+
+    def left(self, model: str) -> None:
+        """An admitted request has ended, and holds nothing any more."""
+        self.counts.count_open(model, -1)
 
     def closed(self, model: str, refusal: GateClosed) -> Problem:
         reason = str(refusal.reason)
-        self.count(model, "rejected", reason)
+        self.counts.count_admission(model, "rejected", reason)
         hint = _HINTS.get(reason, "Repeat after the time in Retry-After.").replace("{model}", model)
         return Problem(
             503,
@@ -55,7 +58,7 @@ class Admission:
         )
 
     def full(self, model: str, refusal: QueueFull) -> Problem:
-        self.count(model, "rejected", "full")
+        self.counts.count_admission(model, "rejected", "full")
         headers = {"Retry-After": str(self.retry_after_s.get(model, self.default_retry_after_s))}
         detail = f"{model!r} has its waiting list full: {refusal}" if str(refusal) else f"{model!r} is full."
         return Problem(
@@ -63,7 +66,7 @@ class Admission:
         )
 
     def invalid(self, model: str, refusal: InvalidRequest) -> Problem:
-        self.count(model, "invalid", "")
+        self.counts.count_admission(model, "invalid", "")
         return Problem(400, Code.INVALID_REQUEST, str(refusal) or "The model cannot serve this request.")
 
 
@@ -73,5 +76,5 @@ def _with_detail(text: str, detail: str) -> str:
     return f"{text}." if plain else f"{text} ({detail})."
 
 
-def admission_from(config: ClusterConfig, count: AdmissionCounter) -> Admission:
-    return Admission({model.name: model.gate.retry_after_s for model in config.models}, count=count)
+def admission_from(config: ClusterConfig, counts: Counts) -> Admission:
+    return Admission(counts, {model.name: model.gate.retry_after_s for model in config.models})

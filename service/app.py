@@ -14,7 +14,7 @@ from starlette.responses import Response
 from structlog.typing import FilteringBoundLogger
 
 from torpor.actors.ports import Control, ControlUnreachable, Inference, KeyReused
-from torpor.service.admission import Admission, AdmissionCounter
+from torpor.service.admission import Admission, Counts
 from torpor.service.context import Context
 from torpor.service.docs import problem_response
 from torpor.service.logs import RequestLog
@@ -38,13 +38,13 @@ def create_app(
     inference: Inference,
     *,
     logger: FilteringBoundLogger,
-    admission: Callable[[AdmissionCounter], Admission] = lambda count: Admission(count=count),
+    admission: Callable[[Counts], Admission] = Admission,
     lifespan: Lifespan | None = None,
     clock: Callable[[], float] = time.time,
 ) -> FastAPI:
     """The whole surface over a coordinator and leader ranks. `lifespan` is entered before any request."""
     metrics = Metrics()
-    context = Context(control, inference, admission(metrics.count_admission), metrics, clock)
+    context = Context(control, inference, admission(metrics), metrics, clock)
 
     @asynccontextmanager
     async def whole_life(app: FastAPI) -> AsyncIterator[None]:

@@ -39,6 +39,7 @@ class Metrics:
             ["model", "result", "reason"],
             registry=self.registry,
         )
+        self._open = self._gauge("open_requests", "Admitted requests that have not ended", ["model"])
         self._operations = Counter(
             "torpor_operations", "Finished operations", ["model", "kind", "outcome"], registry=self.registry
         )
@@ -68,6 +69,9 @@ class Metrics:
 
     def count_admission(self, model: str, result: str, reason: str) -> None:
         self._admissions.labels(model, result, reason).inc()
+
+    def count_open(self, model: str, change: int) -> None:
+        self._open.labels(model).inc(change)
 
     def show_models(self, views: Iterable[ModelView]) -> None:
         for gauge in self._gauges:

@@ -150,7 +150,7 @@ async def _serve(
         cluster.control,
         cluster.inference,
         logger=around.logger,
-        admission=lambda count: admission_from(config, count),
+        admission=lambda counts: admission_from(config, counts),
     )
     options = uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=_STREAMS_END_S
@@ -168,6 +168,9 @@ async def _serve(
     await serving
     loading.cancel()
     await asyncio.gather(loading, return_exceptions=True)
+    close = getattr(cluster.inference, "close", None)
+    if close is not None:
+        await close()
     return code
 
 

@@ -24,6 +24,8 @@ class Generation:
         self._model = model
         self._streams = [inference.generate(model, request) for request in requests]
         self._first: list[TokenEvent | None] = []
+        self._admitted = 0
+        self._pumps: list[asyncio.Future[None]] = []
 
     async def start(self) -> None:
         """Waits for each request's first event. Raises a Problem, with nothing left running."""
@@ -35,6 +37,7 @@ class Generation:
             await self.close()
             raise self._problem(errors[0]) from errors[0]
         self._first = [first for first in firsts if not isinstance(first, BaseException)]
+        self._admitted = len(self._streams)
         for _ in self._streams:
             self._admission.admitted(self._model)
 
@@ -64,24 +67,26 @@ class Generation:
             except Exception as error:
                 await queue.put((choice, _broken(f"{type(error).__name__}: {error}")))
 
-        pumps = [asyncio.ensure_future(pump(choice)) for choice in range(len(self._streams))]
+        self._pumps = [asyncio.ensure_future(pump(choice)) for choice in range(len(self._streams))]
         finished = 0
-        try:
-            while finished < len(pumps):
-                entry = await queue.get()
-                finished += entry[1].finish_reason is not None
-                yield entry
-        finally:
-            for task in pumps:
-                task.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
+        while finished < len(self._streams):
+            entry = await queue.get()
+            finished += entry[1].finish_reason is not None
+            yield entry
 
     async def close(self) -> None:
+        # Pumps first: a stream that is being read cannot be closed.
+        for task in self._pumps:
+            task.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
         for stream in self._streams:
             aclose = getattr(stream, "aclose", None)
             if aclose is not None:
                 with suppress(Exception):
                     await aclose()
+        while self._admitted:
+            self._admitted -= 1
+            self._admission.left(self._model)
 
 
 def _broken(detail: str) -> TokenEvent:

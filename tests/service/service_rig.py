@@ -82,7 +82,7 @@ def app_over(
     control: Control, inference: MemoryInference, config: ClusterConfig, log: io.StringIO
 ) -> FastAPI:
     return create_app(
-        control, inference, logger=make_logger(log), admission=lambda count: admission_from(config, count)
+        control, inference, logger=make_logger(log), admission=lambda counts: admission_from(config, counts)
     )
 
 

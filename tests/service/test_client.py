@@ -1,0 +1,125 @@
+"""Both Python clients, against the app in this process and against nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from service_process import ServiceProcess, running
+from service_rig import Rig
+
+from torpor.actors.coordinator.memory import Fault
+from torpor.service import (
+    AsyncClient,
+    BadRequest,
+    Client,
+    ConnectionFailed,
+    Failed,
+    NotFound,
+    ProblemError,
+    Rejected,
+    Unavailable,
+)
+
+HERE = "http://torpor.test"
+
+
+@pytest.fixture
+def client(rig: Rig) -> AsyncClient:
+    return AsyncClient(HERE, transport=httpx.ASGITransport(rig.app, raise_app_exceptions=False))
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    with running(tmp_path_factory.mktemp("client")) as process:
+        yield process
+
+
+def test_the_blocking_client_walks_through_the_main_job(service: ServiceProcess) -> None:
+    with Client(service.url) as client:
+        answer = client.chat("chat", "Capital of France?", temperature=0, return_token_ids=True)
+        assert (answer.text, answer.finish_reason, answer.cached_tokens) == ("Paris.", "stop", 7)
+        assert answer.token_ids == (100, 101, 102)
+        record = client.sleep("chat", restore={"kv_cache": "pinned"}, drain={"mode": "abort"})
+        assert record["state"] == "succeeded"
+        assert client.model("chat")["state"] == "asleep"
+        with pytest.raises(Unavailable) as refused:
+            client.chat("chat", "Still there?")
+        assert (refused.value.code, refused.value.retry_after_s) == ("gate_closed", 5.0)
+        assert client.wake(tags=["weights"])["tags"] == ["weights"]
+        assert client.wake()["state"] == "succeeded"
+        assert [one["kind"] for one in client.operations("chat", limit=2)] == ["wake", "wake"]
+        assert client.operation(record["id"])["id"] == record["id"]
+        assert [model["name"] for model in client.models()] == ["chat"]
+
+
+async def test_the_awaited_client_does_the_same(client: AsyncClient) -> None:
+    async with client:
+        assert (await client.chat("chat", [{"role": "user", "content": "Hi"}])).text == "Paris."
+        begun = await client.sleep(wait=False)
+        while (await client.operation(begun["id"]))["state"] == "running":
+            await asyncio.sleep(0.01)
+        assert (await client.model("chat"))["state"] == "asleep"
+        assert (await client.wake())["state"] == "succeeded"
+        assert len(await client.operations()) == 2
+        assert len(await client.models()) == 1
+
+
+async def test_each_kind_of_refusal_has_its_class(rig: Rig, client: AsyncClient) -> None:
+    with pytest.raises(BadRequest, match="Known modes"):
+        await client.sleep(restore={"weights": "tape"})
+    with pytest.raises(NotFound, match="Known models: chat"):
+        await client.sleep("nobody")
+    with pytest.raises(Rejected) as stale:
+        await client.sleep("chat", generation=999)
+    assert stale.value.code == "generation"
+    rig.rank().fault("preflight", Fault.REFUSE)
+    with pytest.raises(Rejected) as refused:
+        await client.sleep()
+    assert refused.value.body["operation"]["state"] == "rejected"
+    rig.rank().fault("commit", Fault.DIE)
+    with pytest.raises(Failed):
+        await client.sleep()
+
+
+async def test_an_idempotency_key_is_sent(client: AsyncClient) -> None:
+    first = await client.sleep(idempotency_key="k")
+    await client.wake()
+    assert (await client.sleep(idempotency_key="k"))["id"] == first["id"]
+
+
+async def test_an_operation_can_be_cancelled(rig: Rig, client: AsyncClient) -> None:
+    rig.rank().gate.running = 1
+    begun = await client.sleep(wait=False)
+    await asyncio.sleep(0.1)
+    assert (await client.cancel(begun["id"]))["code"] == "cancelled"
+
+
+def test_nobody_there_is_told_with_what_to_do() -> None:
+    with (
+        Client("http://127.0.0.1:1") as client,
+        pytest.raises(ConnectionFailed, match="is `torpor serve` running"),
+    ):
+        client.models()
+
+
+def test_an_answer_that_is_no_problem_document_is_an_error_still(tmp_path: Path) -> None:
+    """Such as that of a proxy in between."""
+    transport = httpx.MockTransport(lambda request: httpx.Response(502, text="<html>bad gateway</html>"))
+    with Client(HERE, transport=transport) as client, pytest.raises(ProblemError) as caught:
+        client.models()
+    assert (caught.value.status, caught.value.code) == (502, "unknown")
+
+
+def test_both_clients_have_the_same_calls() -> None:
+    def calls(kind: type) -> dict[str, list[str]]:
+        methods = inspect.getmembers(kind, inspect.isfunction)
+        return {
+            name: list(inspect.signature(one).parameters) for name, one in methods if not name.startswith("_")
+        }
+
+    assert calls(Client) == calls(AsyncClient)

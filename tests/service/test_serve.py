@@ -1,0 +1,139 @@
+"""The running service: its start, its end, and clients that go away."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from service_process import ServiceProcess, running
+
+from torpor.service.serve import ServeError, bind, check_devices, check_models
+from torpor.service.settings.load import load_settings
+
+HELLO = {"model": "chat", "messages": [{"role": "user", "content": "Go on."}], "stream": True}
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    """A service whose model never comes to an end."""
+    with running(tmp_path_factory.mktemp("endless"), "--endless") as service:
+        yield service
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_in_order_with_0_and_tells_of_progress(tmp_path: Path, number: int) -> None:
+    with running(tmp_path) as service:
+        time.sleep(0.6)  # progress is told every quarter of a second
+        code, out, err = service.end(number)
+    assert code == 0, err
+    assert "requests left: 0" in out  # the cluster was shut down, once, after the last request
+    for line in ("Starting chat", f"Listening on {service.url}", "chat: loading", "chat: awake, 1 of 1"):
+        assert line in err
+    assert "Traceback" not in err
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(service.url)
+
+
+def test_it_is_alive_but_not_ready_while_models_load(tmp_path: Path) -> None:
+    service = ServiceProcess(tmp_path)
+    seen = set()
+    try:
+        for _ in range(600):
+            try:
+                alive = httpx.get(f"{service.url}/livez").status_code
+                seen.add((alive, httpx.get(f"{service.url}/readyz").status_code))
+            except httpx.TransportError:
+                pass
+            if (200, 200) in seen:
+                break
+            time.sleep(0.02)
+    finally:
+        code, _, err = service.end(signal.SIGTERM)
+    assert seen == {(200, 503), (200, 200)}
+    assert code == 0, err
+
+
+def test_a_model_that_cannot_be_loaded_ends_it_with_1_and_the_reason(tmp_path: Path) -> None:
+    service = ServiceProcess(tmp_path, "--loading-fails")
+    out, err = service.process.communicate(timeout=60)
+    assert service.process.returncode == 1
+    assert "chat: loading failed: the checkpoint has no tensor 'lm_head'" in err
+    assert "requests left: 0" in out
+    assert "Traceback" not in err
+
+
+def test_a_client_that_leaves_a_stream_closes_its_generator(endless: ServiceProcess) -> None:
+    """G4: seen by the model, not by the socket alone."""
+    with httpx.stream("POST", f"{endless.url}/v1/chat/completions", json=HELLO, timeout=10) as answer:
+        assert answer.status_code == 200
+        lines = answer.iter_lines()
+        words = [json.loads(next(line for line in lines if line)[6:]) for _ in range(3)]
+        assert words[1]["choices"][0]["delta"]["content"] == "Par"
+    assert admitted_and_closed(endless, 1)
+
+
+def test_a_client_that_leaves_before_a_whole_answer_closes_its_generator(endless: ServiceProcess) -> None:
+    """G4: nothing is sent before the end, so only watching the connection finds out."""
+    with httpx.Client(base_url=endless.url, timeout=0.5) as client, pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/chat/completions", json=HELLO | {"stream": False})
+    assert admitted_and_closed(endless, 2)
+
+
+def admitted_and_closed(service: ServiceProcess, admitted: int) -> bool:
+    """So many were admitted, and no generator is open any more."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        text = httpx.get(f"{service.url}/metrics").text
+        if f'torpor_admissions_total{{model="chat",reason="",result="admitted"}} {admitted}.0' in text and (
+            'torpor_open_requests{model="chat"} 0.0' in text
+        ):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_signal_does_not_wait_for_ever_for_open_streams(tmp_path: Path) -> None:
+    with (
+        running(tmp_path, "--endless") as service,
+        httpx.stream("POST", f"{service.url}/v1/chat/completions", json=HELLO, timeout=10) as answer,
+    ):
+        next(answer.iter_lines())
+        began = time.monotonic()
+        code, out, err = service.end(signal.SIGTERM)
+    assert code == 0, err
+    assert time.monotonic() - began < 15
+    assert "requests left: 0" in out
+
+
+def test_a_busy_port_is_told_at_once_with_what_to_do() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ServeError, match=rf"http\.port: {port} on 127\.0\.0\.1 is in use; .*--port"):
+            bind("127.0.0.1", port)
+
+
+def test_a_missing_model_file_is_told_with_its_key(tmp_path: Path) -> None:
+    settings = load_settings(None, {"TORPOR_MODELS__0__ENGINE__MODEL": str(tmp_path / "gone.gguf")})
+    with pytest.raises(ServeError, match=r"models\.0\.engine\.model: .*gone\.gguf does not exist; give"):
+        check_models(settings)
+
+
+@pytest.mark.parametrize(
+    ("found", "ranks", "says"),
+    [
+        (0, 1, "no usable NVIDIA GPU here.*nvidia-smi.*host or auto"),
+        (1, 3, "1 CUDA device.*3 ranks.*tensor_parallel"),
+    ],
+)
+def test_cuda_without_enough_gpus_is_told(found: int, ranks: int, says: str) -> None:
+    environment = {"TORPOR_DEVICE__KIND": "cuda", "TORPOR_MODELS__0__TENSOR_PARALLEL": str(ranks)}
+    with pytest.raises(ServeError, match=says):
+        check_devices(load_settings(None, environment), lambda: found)
