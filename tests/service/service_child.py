@@ -1,6 +1,6 @@
 """`serve` as a child process over an in-memory cluster: the real HTTP server, signals and exit codes, without Ray.
 
-python service_child.py FOLDER PORT [--loading-fails] [--endless]
+python service_child.py FOLDER PORT [--loading-fails] [--endless] [--refuses]
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from service_rig import GIB, gate_of
 from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.coordinator import Coordinator
 from torpor.actors.coordinator.journal import Journal
-from torpor.actors.coordinator.memory import MemoryCluster
+from torpor.actors.coordinator.memory import Fault, MemoryCluster
 from torpor.service.cli.serve_command import say
 from torpor.service.logs import make_logger
 from torpor.service.serve import Surroundings, serve
@@ -61,13 +61,16 @@ class LateControl:
 
 
 class LateCluster:
-    def __init__(self, config: ClusterConfig, fails: bool, endless: bool) -> None:
+    def __init__(self, config: ClusterConfig, flags: list[str]) -> None:
         self._cluster = MemoryCluster.build(config)
-        self.control = LateControl(config, self._cluster, fails)
+        if "--refuses" in flags:
+            for ranks in self._cluster.ranks.values():
+                ranks[0].fault("preflight", Fault.REFUSE, times=100)
+        self.control = LateControl(config, self._cluster, "--loading-fails" in flags)
         self.inference = MemoryInference(
             tuple(model.name for model in config.models),
             gate=lambda model: gate_of(self._cluster, model),
-            endless=endless,
+            endless="--endless" in flags,
             delay_s=0.02,
         )
 
@@ -87,7 +90,7 @@ def main() -> int:
 
     def start(config: ClusterConfig) -> LateCluster:
         config = replace(config, device=replace(config.device, host_capacity_bytes=GIB))
-        return LateCluster(config, "--loading-fails" in flags, "--endless" in flags)
+        return LateCluster(config, flags)
 
     around = Surroundings(start, say, make_logger(sys.stderr), cuda_device_count=lambda: 0)
     return serve(load_settings(None, environment), around)

@@ -101,20 +101,14 @@ def test_a_wrong_command_is_one_clear_line_and_its_exit_code(
         assert err.count("\n") == 1
 
 
-def test_a_rejected_operation_exits_with_3(torpor: Run) -> None:
-    import asyncio
-
-    import httpx
-
-    async def conflict() -> tuple[int, str]:
-        url = os.environ["TORPOR_URL"]
-        async with httpx.AsyncClient(base_url=url) as http:
-            stale = await http.post("/sleep", json={}, headers={"If-Match": '"999"'})
-            return stale.status_code, stale.json()["code"]
-
-    assert asyncio.run(conflict()) == (412, "generation")
-    code, _, err = torpor("sleep", "--timeout", "0.000001")
-    assert code == 2 or code == 3, err
+def test_a_rejected_operation_exits_with_3_and_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(tmp_path, "--refuses") as refusing:
+        assert main(["sleep", "--url", refusing.url]) == 3
+    err = capsys.readouterr().err
+    assert "rejected: " in err
+    assert "rank 0 refuses, as scripted" in err
 
 
 def test_the_version_is_printed(torpor: Run) -> None:
@@ -159,13 +153,9 @@ def test_serve_without_its_model_file_is_one_line(tmp_path: Path) -> None:
 
 
 def test_serve_with_cuda_and_no_gpu_is_one_line(tmp_path: Path, model: str) -> None:
-    from torpor.native import cuda_device_count
-
-    if cuda_device_count():
-        pytest.skip("there is a GPU here")
-    done = run_serve(
-        tmp_path, TORPOR_DEVICE__KIND="cuda", TORPOR_DEFAULT_MODEL=model, TORPOR_HTTP__PORT=str(free_port())
-    )
+    variables = {"TORPOR_DEVICE__KIND": "cuda", "TORPOR_DEFAULT_MODEL": model}
+    # Hides the GPUs of a machine that has some.
+    done = run_serve(tmp_path, CUDA_VISIBLE_DEVICES="", TORPOR_HTTP__PORT=str(free_port()), **variables)
     assert done.returncode == 1
     assert "no usable NVIDIA GPU here" in done.stderr
     assert done.stderr.count("\n") == 1

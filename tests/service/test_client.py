@@ -57,12 +57,12 @@ def test_the_blocking_client_walks_through_the_main_job(service: ServiceProcess)
         assert [model["name"] for model in client.models()] == ["chat"]
 
 
-async def test_the_awaited_client_does_the_same(client: AsyncClient) -> None:
+async def test_the_awaited_client_does_the_same(rig: Rig, client: AsyncClient) -> None:
     async with client:
         assert (await client.chat("chat", [{"role": "user", "content": "Hi"}])).text == "Paris."
         begun = await client.sleep(wait=False)
-        while (await client.operation(begun["id"]))["state"] == "running":
-            await asyncio.sleep(0.01)
+        await rig.coordinator.wait(begun["id"], 5)
+        assert (await client.operation(begun["id"]))["state"] == "succeeded"
         assert (await client.model("chat"))["state"] == "asleep"
         assert (await client.wake())["state"] == "succeeded"
         assert len(await client.operations()) == 2
