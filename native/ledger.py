@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torpor.native import _core
+from torpor.native.adopt import Adopted, adopt
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Ledger(_core.Ledger):
@@ -29,3 +33,7 @@ class Ledger(_core.Ledger):
                 self.abort()
                 raise
         return report
+
+    def adopt(self, module: torch.nn.Module, tag: str = "weights") -> Adopted:
+        """Move the module's parameters and buffers into regions of this ledger (see native/adopt.py)."""
+        return adopt(self, module, tag)

@@ -1,0 +1,132 @@
+"""A transformers model and its tokenizer from a checked source, on the CPU, ready to be sharded and adopted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from torpor.actors.config import EngineConfig
+from torpor.actors.engine.attention import ATTENTION, register
+from torpor.actors.engine.errors import ModelRefused
+from torpor.actors.engine.source import LoadFormat, ModelSource, check_config, resolve
+from torpor.actors.engine.tokenizer import ByteTokenizer, PretrainedTokenizer, Tokenizer
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """module: a causal-LM class in evaluation mode on the CPU. context_tokens: the longest text it can take."""
+
+    module: torch.nn.Module
+    config: Any
+    tokenizer: Tokenizer
+    eos_token_ids: frozenset[int]
+    context_tokens: int
+    dtype: torch.dtype
+
+
+def load_model(engine: EngineConfig, tensor_parallel: int, device_kind: str) -> LoadedModel:
+    """Raises ModelRefused before anything large is read. device_kind: host or cuda."""
+    source = resolve(engine)
+    if engine.attention not in ("auto", "torch"):
+        raise ModelRefused(f"engine.attention {engine.attention!r} is unknown; known: auto, torch")
+    config = _config(source)
+    check_config(config, tensor_parallel)
+    context_tokens = _context_tokens(engine, config)
+    dtype = _dtype(engine.dtype, config, device_kind)
+    register()
+    with _quiet():
+        tokenizer = _tokenizer(source, config)
+        module = _dummy(config, dtype, engine.seed) if source.format is LoadFormat.DUMMY else _read(source, dtype)
+    module.requires_grad_(False).eval()
+    return LoadedModel(module, config, tokenizer, _eos(module, config), context_tokens, dtype)
+
+
+def _config(source: ModelSource) -> Any:
+    try:
+        if source.config_file is not None:
+            content = json.loads(source.config_file.read_text(encoding="utf-8"))
+            return AutoConfig.for_model(**content)
+        return AutoConfig.from_pretrained(source.folder, **source.pretrained_kwargs())
+    except Exception as error:  # damaged files make transformers and gguf raise anything
+        name = source.config_file or source.folder / (source.gguf_file or "config.json")
+        raise ModelRefused(f"the model's configuration in {name} cannot be read: {error}") from error
+
+
+def _read(source: ModelSource, dtype: torch.dtype) -> torch.nn.Module:
+    try:
+        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+            source.folder, dtype=dtype, attn_implementation=ATTENTION, **source.pretrained_kwargs()
+        )
+    except Exception as error:  # as above
+        name = source.folder / (source.gguf_file or "")
+        raise ModelRefused(f"the weights in {name} cannot be read: {error}") from error
+    return model
+
+
+def _dummy(config: Any, dtype: torch.dtype, seed: int) -> torch.nn.Module:
+    """Random weights, the same on every rank and in every process for one seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: torch.nn.Module = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=ATTENTION
+        )
+    return model
+
+
+def _tokenizer(source: ModelSource, config: Any) -> Tokenizer:
+    if source.format is LoadFormat.DUMMY and not any(source.folder.glob("tokenizer*")):
+        return ByteTokenizer(int(config.vocab_size))
+    try:
+        return PretrainedTokenizer(AutoTokenizer.from_pretrained(source.folder, **source.pretrained_kwargs()))
+    except Exception as error:  # as above
+        raise ModelRefused(f"the tokenizer of {source.folder} cannot be read: {error}") from error
+
+
+def _dtype(wanted: str, config: Any, device_kind: str) -> torch.dtype:
+    if wanted in DTYPES:
+        return DTYPES[wanted]
+    if wanted != "auto":
+        raise ModelRefused(f"engine.dtype {wanted!r} is unknown; known: auto, {', '.join(DTYPES)}")
+    if device_kind == "host":
+        return torch.float32
+    declared = getattr(config, "dtype", None)
+    return declared if declared in DTYPES.values() else torch.bfloat16
+
+
+def _context_tokens(engine: EngineConfig, config: Any) -> int:
+    own = int(config.max_position_embeddings)
+    if engine.max_context_tokens is None:
+        return own
+    if not 1 < engine.max_context_tokens <= own:
+        raise ModelRefused(f"engine.max_context_tokens is {engine.max_context_tokens}; this model takes 2 to {own}")
+    return engine.max_context_tokens
+
+
+def _eos(module: Any, config: Any) -> frozenset[int]:
+    ids: set[int] = set()
+    for holder in (config, getattr(module, "generation_config", None)):
+        found = getattr(holder, "eos_token_id", None)
+        ids.update(found if isinstance(found, list) else [] if found is None else [found])
+    return frozenset(ids)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bars, which belong to no log."""
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

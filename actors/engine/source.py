@@ -1,0 +1,133 @@
+"""Where a model comes from, checked before anything large is read or taken."""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torpor.actors.config import EngineConfig
+from torpor.actors.engine.errors import ModelRefused
+
+GGUF_MAGIC = b"GGUF"
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
+STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # the others rewrite their tables as texts grow
+
+
+class LoadFormat(enum.StrEnum):
+    GGUF = "gguf"
+    SAFETENSORS = "safetensors"
+    DUMMY = "dummy"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A checked place. folder holds config (and tokenizer); gguf_file is a name inside it."""
+
+    format: LoadFormat
+    folder: Path
+    gguf_file: str | None = None
+    config_file: Path | None = None
+
+    def pretrained_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments for transformers' from_pretrained; nothing is ever fetched."""
+        kwargs: dict[str, Any] = {"local_files_only": True}
+        if self.gguf_file is not None:
+            kwargs["gguf_file"] = self.gguf_file
+        return kwargs
+
+
+def resolve(engine: EngineConfig) -> ModelSource:
+    """Find and check the model's files. Raises ModelRefused with what to do next."""
+    if not engine.model:
+        raise ModelRefused("engine.model is empty; give a GGUF file or a safetensors folder")
+    path = Path(engine.model).expanduser()
+    if not path.exists():
+        raise ModelRefused(f"there is no model at {path}; correct engine.model or download it first")
+    load_format = _load_format(engine.load_format, path)
+    if load_format is LoadFormat.GGUF:
+        return _gguf(path)
+    if load_format is LoadFormat.SAFETENSORS:
+        return _safetensors(path)
+    return _dummy(path)
+
+
+def check_config(config: Any, tensor_parallel: int) -> None:
+    """Refuse by name what this engine does not serve. config is a transformers config."""
+    name = architecture(config)
+    if name not in SUPPORTED_ARCHITECTURES:
+        served = ", ".join(SUPPORTED_ARCHITECTURES)
+        raise ModelRefused(f"architecture {name} is not served by this engine; served: {served}")
+    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope_type not in STATIC_ROPE_TYPES:
+        raise ModelRefused(
+            f"rope type {rope_type!r} is not served: its tables change with the text; "
+            f"served: {', '.join(STATIC_ROPE_TYPES)}"
+        )
+    for field in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        value = int(getattr(config, field))
+        if value % tensor_parallel:
+            raise ModelRefused(
+                f"{name} has {field} {value}, which tensor_parallel {tensor_parallel} does not divide; "
+                f"choose a divisor of {value}"
+            )
+
+
+def architecture(config: Any) -> str:
+    named = getattr(config, "architectures", None)
+    if named:
+        return str(named[0])
+    if getattr(config, "model_type", "") == "llama":  # GGUF files name only the type
+        return "LlamaForCausalLM"
+    return f"of model type {getattr(config, 'model_type', 'unknown')!r}"
+
+
+def _load_format(wanted: str, path: Path) -> LoadFormat:
+    if wanted == "auto":
+        return LoadFormat.SAFETENSORS if path.is_dir() else LoadFormat.GGUF
+    try:
+        return LoadFormat(wanted)
+    except ValueError:
+        known = ", ".join(["auto", *LoadFormat])
+        raise ModelRefused(f"engine.load_format {wanted!r} is unknown; known: {known}") from None
+
+
+def _gguf(path: Path) -> ModelSource:
+    if path.is_dir():
+        raise ModelRefused(f"{path} is a folder; for load_format gguf name the .gguf file in it")
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(GGUF_MAGIC))
+    except OSError as error:
+        raise ModelRefused(f"{path} cannot be read: {error}") from error
+    if magic != GGUF_MAGIC:
+        raise ModelRefused(f"{path} is not a GGUF file (it begins with {magic!r}); download it again")
+    return ModelSource(LoadFormat.GGUF, path.parent, gguf_file=path.name)
+
+
+def _safetensors(path: Path) -> ModelSource:
+    if not path.is_dir():
+        raise ModelRefused(f"{path} is a file; for load_format safetensors name its folder")
+    _check_json(path / "config.json")
+    if not any(path.glob("*.safetensors")):
+        raise ModelRefused(f"{path} holds no .safetensors file; download the weights or use load_format dummy")
+    return ModelSource(LoadFormat.SAFETENSORS, path)
+
+
+def _dummy(path: Path) -> ModelSource:
+    config_file = path / "config.json" if path.is_dir() else path
+    _check_json(config_file)
+    return ModelSource(LoadFormat.DUMMY, config_file.parent, config_file=config_file)
+
+
+def _check_json(path: Path) -> None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelRefused(f"there is no {path}; a model folder needs its config.json") from None
+    except (OSError, ValueError) as error:
+        raise ModelRefused(f"{path} is not readable JSON: {error}") from error
+    if not isinstance(content, dict) or "model_type" not in content:
+        raise ModelRefused(f"{path} names no model_type; it is not a transformers config")
