@@ -135,7 +135,11 @@ class EngineHost:
     def sleep(self, tags: Sequence[str], mode: str) -> int:
         """A whole sleep of these tags; returns the bytes it freed."""
         self.engine.quiesce(WAIT_S)
-        return self._transact("sleep", tags, {tag: mode for tag in tags})["freed_bytes"]
+        try:
+            return int(self._transact("sleep", tags, {tag: mode for tag in tags})["freed_bytes"])
+        except BaseException:
+            self.engine.resume()
+            raise
 
     def wake(self, tags: Sequence[str]) -> None:
         self._transact("wake", tags, None)

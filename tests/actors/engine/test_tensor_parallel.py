@@ -1,0 +1,118 @@
+"""Three ranks in three processes over gloo, against one."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.engine_host import EngineHost, Oracle, dummy_spec, write_config
+from support.engine_ranks import Ranks
+
+from torpor.actors.engine import ModelRefused
+from torpor.native import Device, Ledger
+
+PROMPTS = [[random.Random(f"{n}").randrange(256) for _ in range(n)] for n in (5, 33, 70)]
+
+
+@pytest.fixture(scope="module")
+def three(tiny: Path) -> Iterator[Ranks]:
+    with Ranks(dummy_spec(tiny, tensor_parallel=3, step_tokens=16)) as ranks:
+        yield ranks
+
+
+def test_three_ranks_say_what_one_says(three: Ranks, oracle: Oracle) -> None:
+    expected = [oracle.greedy(prompt, 12) for prompt in PROMPTS]
+    assert three.call(0, "tell_all", PROMPTS, max_tokens=12) == expected
+    assert three.call(0, "tell", PROMPTS[2], max_tokens=12) == (expected[2], 64)
+    stats = three.call_all("stats")
+    assert stats[0] == stats[1] == stats[2]
+    assert stats[0]["sequences"] == 0  # also on the followers, although nothing has run since
+
+
+@pytest.mark.parametrize("mode", ["none", "pinned"])
+def test_all_ranks_stop_at_one_step_sleep_and_go_on(three: Ranks, oracle: Oracle, mode: str) -> None:
+    before = three.call(0, "tell", PROMPTS[2], max_tokens=6)
+    freed = three.call_all("sleep", ["kv_cache"], mode)
+    assert all(bytes_ > 0 for bytes_ in freed)
+    three.call_all("wake", ["kv_cache"])
+    tokens, cached = three.call(0, "tell", PROMPTS[2], max_tokens=6)
+    assert tokens == before[0] == oracle.greedy(PROMPTS[2], 6)
+    assert cached == (64 if mode == "pinned" else 0)
+
+
+def test_a_quiesce_while_requests_run_stops_every_rank_after_the_same_step(three: Ranks) -> None:
+    three.call(0, "ask", PROMPTS[0], max_tokens=450)
+    time.sleep(0.1)
+    for rank in (2, 1, 0):  # the followers are asked first, and must go on until the leader stops
+        three.begin(rank, "quiesce", 30.0)
+    steps = [three.end(rank) for rank in range(3)]
+    assert steps[0] == steps[1] == steps[2] > 0
+    time.sleep(0.2)
+    assert three.call(0, "quiesce", 30.0) == steps[0]
+    assert three.call(0, "running") == 1
+    three.call(0, "resume")
+    time.sleep(0.2)  # the leader is ahead; the followers take no step before their own resume
+    assert three.call(1, "quiesce", 30.0) == steps[0]
+    three.call(1, "resume")
+    three.call(2, "resume")
+    while three.call(0, "running"):
+        time.sleep(0.02)
+    assert three.call_all("error") == ["", "", ""]
+
+
+def test_a_follower_that_is_quiesced_alone_goes_on_after_the_time_out(three: Ranks) -> None:
+    with pytest.raises(RuntimeError, match="TimeoutError: the leader did not stop"):
+        three.call(1, "quiesce", 0.2)
+    assert three.call(0, "tell", PROMPTS[0], max_tokens=3)
+
+
+def test_a_rank_that_disagrees_is_found_before_the_forward(tiny: Path) -> None:
+    with Ranks(dummy_spec(tiny, tensor_parallel=3)) as ranks:
+        ranks.call(0, "tell", PROMPTS[2], max_tokens=4)
+        assert ranks.call(2, "skew") > 0
+        ranks.call(0, "ask", PROMPTS[2], max_tokens=4)
+        wait_for_error(ranks, 0)
+        assert "rank 2" in ranks.call(0, "error") and "answered 0 here and 64 on the leader" in ranks.call(0, "error")
+        wait_for_error(ranks, 1)
+        assert "leader rank is gone" in ranks.call(1, "error")
+        events = ranks.call(0, "events")
+        assert events  # nobody is left waiting
+
+
+def test_a_leader_that_dies_ends_its_followers_with_an_error(tiny: Path) -> None:
+    with Ranks(dummy_spec(tiny, tensor_parallel=3)) as ranks:
+        ranks.processes[0].kill()
+        for rank in (1, 2):
+            wait_for_error(ranks, rank)
+            assert "leader rank is gone" in ranks.call(rank, "error")
+            with pytest.raises(RuntimeError, match="leader rank is gone"):
+                ranks.call(rank, "quiesce", 5.0)
+
+
+def wait_for_error(ranks: Ranks, rank: int) -> None:
+    deadline = time.monotonic() + 20
+    while not ranks.call(rank, "error") and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def test_a_number_of_ranks_that_does_not_divide_the_heads_is_refused_by_name(tiny: Path) -> None:
+    device = Device.host("engine-divides", 1 << 22)
+    spec = dummy_spec(tiny, tensor_parallel=2)
+    from dataclasses import replace
+
+    spec = replace(spec, process_group="127.0.0.1:1", step_channel="127.0.0.1:2", channel_key=b"k")
+    host = EngineHost(spec, device=device)
+    with pytest.raises(ModelRefused, match="num_key_value_heads 3, which tensor_parallel 2 does not divide"):
+        host.engine.load()
+    assert host.ledger.tags == []
+
+
+def test_more_than_one_rank_needs_its_addresses(tmp_path: Path) -> None:
+    device = Device.host("engine-addresses", 1 << 22)
+    from torpor.actors.engine import make_engine
+
+    with pytest.raises(ModelRefused, match="process_group, step_channel and channel_key"):
+        make_engine(dummy_spec(write_config(tmp_path), tensor_parallel=3), Ledger(device), device)

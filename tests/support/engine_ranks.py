@@ -1,0 +1,125 @@
+"""Tensor-parallel ranks of one engine, a process each, driven over pipes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import traceback
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from support.engine_host import EngineHost
+from torpor.actors.config import RankSpec
+
+ANSWER_S = 120.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _serve(spec: RankSpec, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    try:
+        host = EngineHost(spec)
+        with host:
+            pipe.send(("ready", None))
+            while True:
+                call, arguments, keywords = pipe.recv()
+                if call == "exit":
+                    break
+                try:
+                    pipe.send(("answer", _answer(host, call, arguments, keywords)))
+                except Exception as error:
+                    pipe.send(("raised", f"{type(error).__name__}: {error}"))
+        pipe.send(("closed", None))
+    except BaseException:
+        pipe.send(("died", traceback.format_exc()))
+
+
+def _answer(host: EngineHost, call: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    if call == "tell":
+        said = host.tell(*arguments, **keywords)
+        return said.tokens, said.cached
+    if call == "tell_all":
+        asked = [host.ask(prompt, **keywords) for prompt in arguments[0]]
+        return [said.wait().tokens for said in asked]
+    if call == "ask":
+        host.ask(*arguments, **keywords)
+        return None
+    if call == "events":
+        return next(iter(host.said.values())).events
+    if call == "stats":
+        return host.engine._manager.stats()  # type: ignore[attr-defined]
+    if call in ("sleep", "wake"):
+        return getattr(host, call)(*arguments, **keywords)
+    if call == "skew":  # make this rank's manager unlike the others'
+        return host.engine._manager.forget_prefixes()  # type: ignore[attr-defined]
+    return getattr(host.engine, call)(*arguments, **keywords)
+
+
+class Ranks:
+    """All ranks of one model. `leader` is rank 0."""
+
+    def __init__(self, spec: RankSpec) -> None:
+        context = multiprocessing.get_context("spawn")
+        spec = replace(
+            spec,
+            process_group=f"127.0.0.1:{free_port()}",
+            step_channel=f"127.0.0.1:{free_port()}",
+            channel_key=b"a key of this test",
+        )
+        self.pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(spec.model.tensor_parallel):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(replace(spec, rank=rank), theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def __enter__(self) -> Ranks:
+        for rank in range(len(self.pipes)):
+            assert self._receive(rank) == ("ready", None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for rank, process in enumerate(self.processes):
+            if process.is_alive():
+                self.pipes[rank].send(("exit", (), {}))
+        for process in self.processes:
+            process.join(30)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def begin(self, rank: int, call: str, *arguments: Any, **keywords: Any) -> None:
+        self.pipes[rank].send((call, arguments, keywords))
+
+    def end(self, rank: int) -> Any:
+        kind, value = self._receive(rank)
+        if kind != "answer":
+            raise RuntimeError(value)
+        return value
+
+    def call(self, rank: int, call: str, *arguments: Any, **keywords: Any) -> Any:
+        self.begin(rank, call, *arguments, **keywords)
+        return self.end(rank)
+
+    def call_all(self, call: str, *arguments: Any, **keywords: Any) -> list[Any]:
+        """On all ranks at once."""
+        for rank in range(len(self.pipes)):
+            self.begin(rank, call, *arguments, **keywords)
+        return [self.end(rank) for rank in range(len(self.pipes))]
+
+    def _receive(self, rank: int) -> tuple[str, Any]:
+        assert self.pipes[rank].poll(ANSWER_S), f"rank {rank} said nothing for {ANSWER_S} s"
+        kind, value = self.pipes[rank].recv()
+        assert kind != "died", value
+        return kind, value
