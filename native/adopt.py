@@ -85,7 +85,9 @@ def check_adopted(module: torch.nn.Module, adopted: Adopted) -> None:
             for region in regions
         )
         if not inside:
-            raise Misuse(f"{name} does not lie in the regions that adopted its module; adopt before replacing tensors")
+            raise Misuse(
+                f"{name} does not lie in the regions that adopted its module; adopt before replacing tensors"
+            )
 
 
 def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
@@ -94,9 +96,13 @@ def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]
 
     for prefix, owner in module.named_modules():
         start = f"{prefix}." if prefix else ""
-        found: list[tuple[str, Any, bool]] = [(name, value, True) for name, value in owner._parameters.items()]
+        found: list[tuple[str, Any, bool]] = [
+            (name, value, True) for name, value in owner._parameters.items()
+        ]
         found += [(name, value, False) for name, value in owner._buffers.items()]
-        found += [(name, value, False) for name, value in vars(owner).items() if isinstance(value, torch.Tensor)]
+        found += [
+            (name, value, False) for name, value in vars(owner).items() if isinstance(value, torch.Tensor)
+        ]
         for name, value, is_parameter in found:
             if value is not None:
                 yield start + name, _local(value), is_parameter
@@ -124,8 +130,8 @@ def _groups(module: torch.nn.Module) -> list[_Group]:
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     """First byte and end of what the tensor reaches in its storage."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    low = tensor.storage_offset() * tensor.element_size()
-    return low, low + (last + 1) * tensor.element_size()
+    low = int(tensor.storage_offset()) * tensor.element_size()
+    return low, low + (int(last) + 1) * tensor.element_size()
 
 
 def _aligned(size_bytes: int) -> int:
@@ -138,25 +144,28 @@ def _total_bytes(groups: list[_Group]) -> int:
 
 def _move(groups: list[_Group], region: Region | None) -> None:
     import torch
+    from torch.utils.dlpack import from_dlpack
 
     if region is None:
         return
-    pool = torch.from_dlpack(region)
+    pool = from_dlpack(region)
     offset = 0
     while groups:
         group = groups.pop(0)
-        low = group.low // ALIGNMENT_BYTES * ALIGNMENT_BYTES  # so that every view stays aligned to its own type
+        low = (
+            group.low // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        )  # so that every view stays aligned to its own type
         size = group.high - low
         with torch.no_grad():
             first = group.tensors[0]
             source = torch.empty(0, dtype=torch.uint8, device=first.device)
-            source.set_(first.untyped_storage(), low, (size,), (1,))  # type: ignore[call-overload]
+            source.set_(first.untyped_storage(), low, (size,), (1,))
             pool[offset : offset + size].copy_(source)
             del source, first
             for tensor in group.tensors:
                 view = torch.empty(0, dtype=tensor.dtype, device=pool.device)
                 start = offset - low + tensor.storage_offset() * tensor.element_size()
-                view.set_(  # type: ignore[call-overload]
+                view.set_(
                     pool.untyped_storage(), start // tensor.element_size(), tensor.shape, tensor.stride()
                 )
                 tensor.data = view

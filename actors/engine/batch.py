@@ -8,11 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.dlpack import from_dlpack
 
 from torpor.actors.engine.plan import Chunk
 from torpor.native import KvManager
 
-MAX_PADDING = 2  # sequences decode together while the longest has at most this many times the tokens of the shortest
+MAX_PADDING = (
+    2  # sequences decode together while the longest has at most this many times the tokens of the shortest
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,8 @@ class Pages:
     """The manager's pools as tensors, at addresses that never change."""
 
     def __init__(self, manager: KvManager, layers: int, device: torch.device) -> None:
-        self.keys = tuple(torch.from_dlpack(manager.page_view(layer, "k")) for layer in range(layers))
-        self.values = tuple(torch.from_dlpack(manager.page_view(layer, "v")) for layer in range(layers))
+        self.keys = tuple(from_dlpack(manager.page_view(layer, "k")) for layer in range(layers))
+        self.values = tuple(from_dlpack(manager.page_view(layer, "v")) for layer in range(layers))
         self.tokens_per_block = manager.tokens_per_block
         self.device = device
 
@@ -74,7 +77,9 @@ class Pages:
         """tables: the page table of each chunk's sequence, covering all its tokens up to the chunk's end."""
         tokens = [token for chunk in chunks for token in chunk.tokens]
         positions = np.concatenate([np.arange(c.start, c.start + len(c.tokens)) for c in chunks])
-        slots = np.concatenate([self._slots(t, c.start, len(c.tokens)) for c, t in zip(chunks, tables, strict=True)])
+        slots = np.concatenate(
+            [self._slots(t, c.start, len(c.tokens)) for c, t in zip(chunks, tables, strict=True)]
+        )
         ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
         prefills: list[Prefill] = []
         single: list[tuple[int, int, NDArray[np.int32]]] = []  # context tokens, row, table

@@ -1,6 +1,6 @@
 """The CPU channel over which the leader sends its steps: one connection a follower, each message acknowledged.
 
-An acknowledgement before the forward keeps a follower that disagrees from leaving the others in a collective.
+A forward begins on no rank before every rank has agreed to its plan: one that disagrees leaves nobody in a collective.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from multiprocessing.connection import Client, Connection, Listener
 
 from torpor.actors.engine.errors import RanksDisagree, StepLoopDied
-from torpor.actors.engine.plan import Message
+from torpor.actors.engine.plan import Go, Message
 
 CONNECT_RETRY_S = 0.05
 
@@ -29,7 +29,9 @@ class LeaderChannel:
         self._followers = followers
         self._timeout_s = timeout_s
         self._key = key
-        self._listener = Listener(parse_address(address), backlog=followers, authkey=key) if followers else None
+        self._listener = (
+            Listener(parse_address(address), backlog=followers, authkey=key) if followers else None
+        )
         self._connections: dict[int, Connection] = {}
 
     def connect(self) -> None:
@@ -50,19 +52,26 @@ class LeaderChannel:
 
     def send(self, message: Message) -> None:
         """Returns when every follower has taken it. Raises RanksDisagree or StepLoopDied."""
-        for rank, connection in self._connections.items():
-            try:
-                connection.send(message)
-            except OSError as error:
-                raise StepLoopDied(f"follower rank {rank} is gone: {error}") from error
+        self._post(message)
         for rank, connection in self._connections.items():
             self._acknowledgement(rank, connection)
+
+    def go(self) -> None:
+        """Let every follower run the forward of the plan that it took. Returns at once."""
+        self._post(Go())
 
     def close(self) -> None:
         if self._listener is not None:
             self._listener.close()
         for connection in self._connections.values():
             connection.close()
+
+    def _post(self, message: Message) -> None:
+        for rank, connection in self._connections.items():
+            try:
+                connection.send(message)
+            except OSError as error:
+                raise StepLoopDied(f"follower rank {rank} is gone: {error}") from error
 
     def _acknowledgement(self, rank: int, connection: Connection) -> None:
         try:

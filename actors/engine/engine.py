@@ -64,11 +64,19 @@ class TransformersEngine:
             self._join_group()
             channel.connect()
             scheduler = Scheduler(book, Limits(engine.max_running, engine.step_tokens))
-            self._loop = LeaderLoop(scheduler, book, runner, channel, engine.max_waiting, self._synchronize)
+            self._loop = LeaderLoop(
+                scheduler,
+                book,
+                runner,
+                channel,
+                max_waiting=engine.max_waiting,
+                synchronize=self._synchronize,
+                leave_group=self._leave_group,
+            )
         else:
             self._join_group()
             follower = FollowerChannel(spec.step_channel, spec.channel_key, spec.rank, JOIN_TIMEOUT_S)
-            self._loop = FollowerLoop(book, runner, follower, self._synchronize)
+            self._loop = FollowerLoop(book, runner, follower, self._synchronize, self._leave_group)
 
     def start(self, sink: EventSink) -> None:
         loop = self._loaded()
@@ -92,7 +100,9 @@ class TransformersEngine:
         wanted = request.sampling.max_tokens
         if left < 1 or (wanted is not None and wanted > left):
             asked = f" and max_tokens {wanted}" if wanted is not None else ""
-            raise InvalidPrompt(f"the prompt's {len(prompt)} tokens{asked} exceed the {most} tokens of {bound}")
+            raise InvalidPrompt(
+                f"the prompt's {len(prompt)} tokens{asked} exceed the {most} tokens of {bound}"
+            )
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
         return Request(
             id=request.id,
@@ -137,9 +147,7 @@ class TransformersEngine:
     def close(self) -> None:
         if self._loop is not None:
             self._loop.close()
-        if self._joined:
-            dist.destroy_process_group()
-            self._joined = False
+        self._leave_group()
         self._loop = self._model = self._adopted = self._manager = self._book = None
 
     def _make_manager(self, model: LoadedModel) -> KvManager:
@@ -148,7 +156,9 @@ class TransformersEngine:
         return self._ledger.create_kv_manager(
             layers=int(config.num_hidden_layers),
             kv_heads=int(config.num_key_value_heads) // self._spec.model.tensor_parallel,
-            head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads),
+            head_dim=int(
+                getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            ),
             dtype=str(model.dtype).removeprefix("torch."),
             tokens_per_block=cache.tokens_per_block,
             gpu_bytes=cache.gpu_bytes,
@@ -168,6 +178,11 @@ class TransformersEngine:
             timeout=timedelta(seconds=JOIN_TIMEOUT_S),
         )
         self._joined = True
+
+    def _leave_group(self) -> None:
+        if self._joined:
+            self._joined = False
+            dist.destroy_process_group()
 
     def _torch_device(self) -> torch.device:
         if self._device.kind == "cuda":
@@ -201,7 +216,9 @@ def _check_spec(spec: RankSpec) -> None:
         if value < 1:
             raise ModelRefused(f"{name} is {value}; it must be at least 1")
     if ranks > 1 and not (spec.process_group and spec.step_channel and spec.channel_key):
-        raise ModelRefused("tensor_parallel above 1 needs process_group, step_channel and channel_key in the spec")
+        raise ModelRefused(
+            "tensor_parallel above 1 needs process_group, step_channel and channel_key in the spec"
+        )
 
 
 def _tokens(request: GenerateRequest, model: LoadedModel) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ def make_engine(spec: RankSpec, ledger: Ledger, device: Device) -> Engine:
     """The engine that `spec.model.engine.kind` names. Takes no device memory yet. Raises ModelRefused."""
     if spec.model.engine.kind != "transformers":
         raise ModelRefused(f"engine.kind {spec.model.engine.kind!r} is unknown; known: transformers")
-    from torpor.actors.engine.engine import TransformersEngine  # torch and transformers take seconds to import
+    # Here, not above: torch and transformers take seconds to import.
+    from torpor.actors.engine.engine import TransformersEngine
 
     return TransformersEngine(spec, ledger, device)

@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 from torpor.actors.engine.channel import FollowerChannel
 from torpor.actors.engine.errors import RanksDisagree, StepLoopDied
-from torpor.actors.engine.plan import Farewell, Message, Pause, StepPlan
+from torpor.actors.engine.plan import Farewell, Go, Message, Pause, StepPlan
 from torpor.actors.engine.runner import ModelRunner
 from torpor.actors.engine.sequences import SequenceBook
 
+GO_TIMEOUT_S = 120.0
 POLL_S = 0.5  # how soon a close is noticed; messages are noticed at once
 
 
@@ -24,11 +25,13 @@ class FollowerLoop:
         runner: ModelRunner,
         channel: FollowerChannel,
         synchronize: Callable[[], None],
+        leave_group: Callable[[], None],
     ) -> None:
         self._book = book
         self._runner = runner
         self._channel = channel
         self._synchronize = synchronize
+        self._leave_group = leave_group
         self._thread = threading.Thread(target=self._run, name="torpor-steps", daemon=True)
         self._changed = threading.Condition()
         # Below: guarded by _changed.
@@ -85,6 +88,7 @@ class FollowerLoop:
                 self._error = f"the step loop died after step {self._number}: {text}"
                 self._changed.notify_all()
             self._channel.close()
+            self._leave_group()  # ends what other ranks wait for in a collective
 
     def _handle(self, message: Message) -> bool:
         if isinstance(message, StepPlan):
@@ -114,6 +118,8 @@ class FollowerLoop:
             raise
         self._channel.acknowledge()
         if plan.chunks:
+            if not isinstance(self._channel.receive(GO_TIMEOUT_S), Go):
+                raise StepLoopDied(f"the leader did not begin step {plan.number}")
             self._runner.forward(plan.chunks)
         with self._changed:
             self._number = plan.number

@@ -31,6 +31,7 @@ class LeaderLoop:
         channel: LeaderChannel,
         max_waiting: int,
         synchronize: Callable[[], None],
+        leave_group: Callable[[], None],
     ) -> None:
         self._scheduler = scheduler
         self._book = book
@@ -38,6 +39,7 @@ class LeaderLoop:
         self._channel = channel
         self._max_waiting = max_waiting
         self._synchronize = synchronize
+        self._leave_group = leave_group
         self._sink: EventSink | None = None
         self._thread = threading.Thread(target=self._run, name="torpor-steps", daemon=True)
         self._changed = threading.Condition()
@@ -165,6 +167,7 @@ class LeaderLoop:
         if chunks:
             self._number += 1
             self._channel.send(StepPlan(self._number, self._book.take_log(), tuple(chunks)))
+            self._channel.go()
             logits = self._runner.forward(chunks)
 
             def choose(request: Request, index: int) -> int:
@@ -200,7 +203,10 @@ class LeaderLoop:
         self._book.close_all()
 
     def _die(self, error: BaseException) -> None:
-        """Fail stop: the loop ends, every request hears of it, and the followers lose their leader."""
+        """Fail stop: the loop ends, every request hears of it, and the followers lose their leader.
+
+        Leaving the process group ends what other ranks wait for in a collective.
+        """
         text = "".join(traceback.format_exception_only(error)).strip()
         traceback.print_exception(error)
         with self._changed:
@@ -211,3 +217,4 @@ class LeaderLoop:
             self._end_all(self._error)
         finally:
             self._channel.close()
+            self._leave_group()

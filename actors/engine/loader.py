@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import modeling_gguf_pytorch_utils as gguf_reading
 
 from torpor.actors.config import EngineConfig
 from torpor.actors.engine.attention import ATTENTION, register
@@ -45,7 +47,9 @@ def load_model(engine: EngineConfig, tensor_parallel: int, device_kind: str) -> 
     register()
     with _quiet():
         tokenizer = _tokenizer(source, config)
-        module = _dummy(config, dtype, engine.seed) if source.format is LoadFormat.DUMMY else _read(source, dtype)
+        module = (
+            _dummy(config, dtype, engine.seed) if source.format is LoadFormat.DUMMY else _read(source, dtype)
+        )
     module.requires_grad_(False).eval()
     return LoadedModel(module, config, tokenizer, _eos(module, config), context_tokens, dtype)
 
@@ -99,7 +103,7 @@ def _dtype(wanted: str, config: Any, device_kind: str) -> torch.dtype:
     if device_kind == "host":
         return torch.float32
     declared = getattr(config, "dtype", None)
-    return declared if declared in DTYPES.values() else torch.bfloat16
+    return declared if isinstance(declared, torch.dtype) else torch.bfloat16
 
 
 def _context_tokens(engine: EngineConfig, config: Any) -> int:
@@ -107,7 +111,9 @@ def _context_tokens(engine: EngineConfig, config: Any) -> int:
     if engine.max_context_tokens is None:
         return own
     if not 1 < engine.max_context_tokens <= own:
-        raise ModelRefused(f"engine.max_context_tokens is {engine.max_context_tokens}; this model takes 2 to {own}")
+        raise ModelRefused(
+            f"engine.max_context_tokens is {engine.max_context_tokens}; this model takes 2 to {own}"
+        )
     return engine.max_context_tokens
 
 
@@ -123,10 +129,12 @@ def _eos(module: Any, config: Any) -> frozenset[int]:
 def _quiet() -> Iterator[None]:
     """Without transformers' progress bars, which belong to no log."""
     logging = transformers.utils.logging
-    shown = logging.is_progress_bar_enabled()
+    shown, gguf_bar = logging.is_progress_bar_enabled(), gguf_reading.tqdm
     logging.disable_progress_bar()
+    gguf_reading.tqdm = partial(gguf_bar, disable=True)  # it asks no setting
     try:
         yield
     finally:
+        gguf_reading.tqdm = gguf_bar
         if shown:
             logging.enable_progress_bar()

@@ -49,6 +49,11 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Go:
+    """All ranks have taken the plan and agree: run its forward. Not acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """The leader stays between two steps, `number` having been its last, until a Proceed."""
 
@@ -65,4 +70,4 @@ class Farewell:
     """The leader closes in good order."""
 
 
-Message = StepPlan | Pause | Proceed | Farewell
+Message = StepPlan | Go | Pause | Proceed | Farewell

@@ -7,7 +7,8 @@ that its pages may move to the host; when that makes no room it is let go, and i
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Sequence as SequenceOf
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from torpor.actors.engine.plan import Chunk
@@ -58,8 +59,8 @@ class Scheduler:
         for request in tuple(self._running):
             if request.place is Place.RUNNING:  # an older one may have taken its pages
                 budget -= self._advance(request, budget, chunks, ended)
-        while budget > 0 and (request := self._next(ended)) is not None:
-            budget -= self._advance(request, budget, chunks, ended)
+        while budget > 0 and (joining := self._next(ended)) is not None:
+            budget -= self._advance(joining, budget, chunks, ended)
         return chunks, ended
 
     def complete(self, chunks: SequenceOf[Chunk], choose: Callable[[Request, int], int]) -> list[TokenEvent]:
@@ -86,7 +87,12 @@ class Scheduler:
             return 0
         end = request.computed + count
         chunks.append(
-            Chunk(request.key, request.computed, request.tokens(request.computed, end), end == request.total_tokens)
+            Chunk(
+                request.key,
+                request.computed,
+                request.tokens(request.computed, end),
+                end == request.total_tokens,
+            )
         )
         return 0 if decoding else count
 

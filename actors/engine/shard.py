@@ -24,7 +24,9 @@ def shard(model: torch.nn.Module, rank: int, ranks: int) -> None:
     styles = {name: _style(plan, name) for name, module in model.named_modules() if _is_linear(module)}
     unplanned = sorted(name for name, style in styles.items() if not style and not name.endswith("lm_head"))
     if unplanned:
-        raise ModelRefused(f"{type(model).__name__} has no tensor-parallel plan for {unplanned[0]}; use 1 rank")
+        raise ModelRefused(
+            f"{type(model).__name__} has no tensor-parallel plan for {unplanned[0]}; use 1 rank"
+        )
     for name, style in styles.items():
         module = model.get_submodule(name)
         assert isinstance(module, torch.nn.Linear)
@@ -33,7 +35,9 @@ def shard(model: torch.nn.Module, rank: int, ranks: int) -> None:
         elif style == ROWWISE:
             _keep_inputs(module, rank, ranks)
         elif style and style not in WHOLE:
-            raise ModelRefused(f"{type(model).__name__} shards {name} as {style!r}, which is not served; use 1 rank")
+            raise ModelRefused(
+                f"{type(model).__name__} shards {name} as {style!r}, which is not served; use 1 rank"
+            )
 
 
 def _is_linear(module: torch.nn.Module) -> bool:

@@ -112,7 +112,9 @@ def _safetensors(path: Path) -> ModelSource:
         raise ModelRefused(f"{path} is a file; for load_format safetensors name its folder")
     _check_json(path / "config.json")
     if not any(path.glob("*.safetensors")):
-        raise ModelRefused(f"{path} holds no .safetensors file; download the weights or use load_format dummy")
+        raise ModelRefused(
+            f"{path} holds no .safetensors file; download the weights or use load_format dummy"
+        )
     return ModelSource(LoadFormat.SAFETENSORS, path)
 
 

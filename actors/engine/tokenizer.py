@@ -55,7 +55,9 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         token_ids = list(text.encode("utf-8"))
         if token_ids and max(token_ids) >= self._vocab_size:
-            raise InvalidPrompt(f"this model has no tokenizer and only {self._vocab_size} tokens; send token ids")
+            raise InvalidPrompt(
+                f"this model has no tokenizer and only {self._vocab_size} tokens; send token ids"
+            )
         return token_ids
 
     def encode_messages(self, messages: Sequence[Mapping[str, object]]) -> list[int]:

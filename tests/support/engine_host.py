@@ -45,7 +45,9 @@ def write_config(folder: Path, **changes: object) -> Path:
     return path
 
 
-def dummy_spec(config: Path, *, kv: KvCacheConfig | None = None, tensor_parallel: int = 1, **engine: Any) -> RankSpec:
+def dummy_spec(
+    config: Path, *, kv: KvCacheConfig | None = None, tensor_parallel: int = 1, **engine: Any
+) -> RankSpec:
     """kv: by default 8 tokens a block, 2 MiB on the device and on the host."""
     model = ModelConfig(
         name="tiny",
@@ -54,7 +56,12 @@ def dummy_spec(config: Path, *, kv: KvCacheConfig | None = None, tensor_parallel
         kv_cache=kv or KvCacheConfig(tokens_per_block=8, gpu_bytes=2 * MIB, host_bytes=2 * MIB),
     )
     return RankSpec(
-        model=model, rank=0, incarnation="test", device=DeviceConfig(kind="host"), device_index=0, host_pool_bytes=0
+        model=model,
+        rank=0,
+        incarnation="test",
+        device=DeviceConfig(kind="host"),
+        device_index=0,
+        host_pool_bytes=0,
     )
 
 
@@ -112,7 +119,14 @@ class EngineHost:
             if event.finish_reason is not None:
                 said.done.set()
 
-    def ask(self, prompt: Sequence[int] | str | None = None, *, scope: str = "", messages: Any = None, **sampling: Any) -> Said:
+    def ask(
+        self,
+        prompt: Sequence[int] | str | None = None,
+        *,
+        scope: str = "",
+        messages: Any = None,
+        **sampling: Any,
+    ) -> Said:
         """Submit and return at once. Greedy unless told otherwise."""
         self._numbers += 1
         request = GenerateRequest(
@@ -136,7 +150,7 @@ class EngineHost:
         """A whole sleep of these tags; returns the bytes it freed."""
         self.engine.quiesce(WAIT_S)
         try:
-            return int(self._transact("sleep", tags, {tag: mode for tag in tags})["freed_bytes"])
+            return int(self._transact("sleep", tags, dict.fromkeys(tags, mode))["freed_bytes"])
         except BaseException:
             self.engine.resume()
             raise
@@ -162,7 +176,9 @@ class Oracle:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.model = LlamaForCausalLM._from_config(
-                LlamaConfig(**json.loads(config.read_text())), dtype=torch.float32, attn_implementation="eager"
+                LlamaConfig(**json.loads(config.read_text())),
+                dtype=torch.float32,
+                attn_implementation="eager",
             ).eval()
 
     @torch.inference_mode()
@@ -185,5 +201,3 @@ def small_model() -> Path:
     from torpor.service import default_model
 
     return Path(default_model.ensure())
-
-

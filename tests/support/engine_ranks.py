@@ -10,8 +10,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-
 from support.engine_host import EngineHost
+
 from torpor.actors.config import RankSpec
 
 ANSWER_S = 120.0

@@ -20,7 +20,9 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 16, 17, 100])
-def test_greedy_text_is_token_exact_whatever_the_chunks(host: EngineHost, oracle: Oracle, length: int) -> None:
+def test_greedy_text_is_token_exact_whatever_the_chunks(
+    host: EngineHost, oracle: Oracle, length: int
+) -> None:
     said = host.tell(prompt(length), max_tokens=12)
     assert said.tokens == oracle.greedy(prompt(length), 12)
     assert said.last.finish_reason is FinishReason.LENGTH
@@ -38,7 +40,13 @@ def test_logits_over_pages_equal_the_full_forward_within_1e_5(host: EngineHost, 
     book.create(10**6, "", tokens)
     assert book.resume(10**6) and book.resize(10**6, len(tokens))
     got = []
-    for start, end in [(0, 13), (13, 14), (14, 40), (40, 60), (60, 61)]:  # prefill and decode, on and off borders
+    for start, end in [
+        (0, 13),
+        (13, 14),
+        (14, 40),
+        (40, 60),
+        (60, 61),
+    ]:  # prefill and decode, on and off borders
         rows = runner.forward([Chunk(10**6, start, tuple(tokens[start:end]), True)])
         got.append((end - 1, rows[0]))
     book.close(10**6)
@@ -48,7 +56,9 @@ def test_logits_over_pages_equal_the_full_forward_within_1e_5(host: EngineHost, 
         torch.testing.assert_close(row, expected[at], atol=1e-5, rtol=1e-5)
 
 
-def test_eight_requests_of_mixed_lengths_at_once_are_each_token_exact(host: EngineHost, oracle: Oracle) -> None:
+def test_eight_requests_of_mixed_lengths_at_once_are_each_token_exact(
+    host: EngineHost, oracle: Oracle
+) -> None:
     lengths = [1, 3, 8, 15, 16, 33, 64, 90]
     asked = [host.ask(prompt(n, seed=n), max_tokens=10 + n % 5) for n in lengths]
     for n, said in zip(lengths, asked, strict=True):
@@ -56,14 +66,16 @@ def test_eight_requests_of_mixed_lengths_at_once_are_each_token_exact(host: Engi
     assert host.engine.running() == 0
 
 
-def test_a_known_prefix_is_reused_in_whole_blocks_and_within_its_scope_only(host: EngineHost, oracle: Oracle) -> None:
+def test_a_known_prefix_is_reused_in_whole_blocks_and_within_its_scope_only(
+    host: EngineHost, oracle: Oracle
+) -> None:
     first = host.tell(prompt(50), max_tokens=4)
     again = host.tell(prompt(50), max_tokens=4)
-    longer = host.tell(prompt(50)[:30] + [1, 2, 3], max_tokens=4)
+    longer = host.tell([*prompt(50)[:30], 1, 2, 3], max_tokens=4)
     other = host.tell(prompt(50), max_tokens=4, scope="another tenant")
     assert (first.cached, again.cached, longer.cached, other.cached) == (0, 48, 24, 0)
     assert first.tokens == again.tokens == other.tokens
-    assert longer.tokens == oracle.greedy(prompt(50)[:30] + [1, 2, 3], 4)
+    assert longer.tokens == oracle.greedy([*prompt(50)[:30], 1, 2, 3], 4)
 
 
 def test_what_a_request_generated_is_a_prefix_of_the_next_turn(host: EngineHost) -> None:

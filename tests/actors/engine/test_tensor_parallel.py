@@ -44,7 +44,7 @@ def test_all_ranks_stop_at_one_step_sleep_and_go_on(three: Ranks, oracle: Oracle
 
 
 def test_a_quiesce_while_requests_run_stops_every_rank_after_the_same_step(three: Ranks) -> None:
-    three.call(0, "ask", PROMPTS[0], max_tokens=450)
+    three.call(0, "ask", PROMPTS[0], max_tokens=200)
     time.sleep(0.1)
     for rank in (2, 1, 0):  # the followers are asked first, and must go on until the leader stops
         three.begin(rank, "quiesce", 30.0)
@@ -75,7 +75,9 @@ def test_a_rank_that_disagrees_is_found_before_the_forward(tiny: Path) -> None:
         assert ranks.call(2, "skew") > 0
         ranks.call(0, "ask", PROMPTS[2], max_tokens=4)
         wait_for_error(ranks, 0)
-        assert "rank 2" in ranks.call(0, "error") and "answered 0 here and 64 on the leader" in ranks.call(0, "error")
+        assert "rank 2" in ranks.call(0, "error") and "answered 0 here and 64 on the leader" in ranks.call(
+            0, "error"
+        )
         wait_for_error(ranks, 1)
         assert "leader rank is gone" in ranks.call(1, "error")
         events = ranks.call(0, "events")

@@ -71,7 +71,9 @@ def test_nothing_of_a_stop_string_is_ever_given_out(
     assert held.stopped is stopped
 
 
-def test_text_held_back_for_a_stop_string_comes_out_when_the_request_ends(host: EngineHost, oracle: Oracle) -> None:
+def test_text_held_back_for_a_stop_string_comes_out_when_the_request_ends(
+    host: EngineHost, oracle: Oracle
+) -> None:
     plain = host.tell([65] * 9, max_tokens=16).text
     held = host.tell([65] * 9, max_tokens=16, stop=(plain[-2:] + "never",))
     assert held.text == plain
@@ -92,14 +94,19 @@ def test_temperature_0_is_greedy_and_top_p_cuts_the_tail() -> None:
     logits = torch.tensor([0.0, 3.0, 2.0, -1.0])
     assert Sampler(Sampling(temperature=0.0), 1).choose(logits) == 1
     assert {Sampler(Sampling(temperature=1.0, top_p=0.5), seed).choose(logits) for seed in range(200)} == {1}
-    assert {Sampler(Sampling(temperature=1.0, top_p=0.9), seed).choose(logits) for seed in range(200)} == {1, 2}
+    assert {Sampler(Sampling(temperature=1.0, top_p=0.9), seed).choose(logits) for seed in range(200)} == {
+        1,
+        2,
+    }
     assert Sampler(Sampling(temperature=1e-9), 3).choose(logits) == 1
 
 
 def test_samples_follow_the_distribution() -> None:
     probabilities = torch.tensor([0.5, 0.25, 0.15, 0.1])
     sampler = Sampler(Sampling(temperature=1.0), 11)
-    drawn = torch.bincount(torch.tensor([sampler.choose(probabilities.log()) for _ in range(4000)]), minlength=4)
+    drawn = torch.bincount(
+        torch.tensor([sampler.choose(probabilities.log()) for _ in range(4000)]), minlength=4
+    )
     torch.testing.assert_close(drawn / 4000, probabilities, atol=0.03, rtol=0)
 
 
