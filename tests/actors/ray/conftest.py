@@ -18,6 +18,7 @@ from torpor.actors.config import (
     DeviceConfig,
     EngineConfig,
     HostPoolConfig,
+    KvCacheConfig,
     ModelConfig,
 )
 from torpor.actors.ray.inference import RayInference
@@ -58,10 +59,11 @@ def make_torpor(local_ray: None, tmp_path: Path) -> Iterator[MakeTorpor]:
         engine: EngineConfig = ENGINE,
         deadlines: Deadlines | None = None,
         kind: str = "host",
+        kv_cache: KvCacheConfig | None = None,
     ) -> Torpor:
         name = f"test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         config = ClusterConfig(
-            models=tuple(ModelConfig(model, engine, ranks) for model in models),
+            models=tuple(ModelConfig(model, engine, ranks, kv_cache or KvCacheConfig()) for model in models),
             device=DeviceConfig(kind, ranks, CAPACITY_BYTES, name, faults or {}),
             host_pool=HostPoolConfig(64 * MIB),
             deadlines=deadlines or Deadlines(drain_s=10, stage_s=10, load_s=60),
