@@ -17,7 +17,7 @@ from torpor.actors.ports import Control, ControlUnreachable, Inference, KeyReuse
 from torpor.service.admission import Admission, Counts
 from torpor.service.context import Context
 from torpor.service.docs import problem_response
-from torpor.service.logs import RequestLog
+from torpor.service.logs import RequestLog, note
 from torpor.service.metrics import Metrics
 from torpor.service.problems import Code, Problem
 from torpor.service.routes import health, memory, native, openai
@@ -77,10 +77,7 @@ def _answer_errors(app: FastAPI) -> None:
     """Every error is a problem document, also those of the framework."""
 
     def problem(request: Request, error: Problem) -> Response:
-        fields = request.scope.get("state", {}).get("log_fields", {})
-        fields["code"] = error.code
-        if "operation_id" in error.fields:
-            fields["operation_id"] = error.fields["operation_id"]
+        note(request, code=error.code)
         return error.response(request.url.path)
 
     async def on_problem(request: Request, error: Exception) -> Response:

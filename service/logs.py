@@ -7,6 +7,7 @@ import uuid
 from typing import Any, TextIO, cast
 
 import structlog
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.typing import FilteringBoundLogger
 
@@ -27,6 +28,11 @@ def make_logger(stream: TextIO) -> FilteringBoundLogger:
         wrapper_class=structlog.make_filtering_bound_logger(20),
     )
     return cast(FilteringBoundLogger, logger)
+
+
+def note(request: Request, **fields: str) -> None:
+    """More for the line that RequestLog writes at this request's end."""
+    request.scope.get("state", {}).get("log_fields", {}).update(fields)
 
 
 class RequestLog:

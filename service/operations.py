@@ -20,6 +20,7 @@ from torpor.actors.messages import (
 )
 from torpor.actors.ports import Control
 from torpor.service.bodies import SleepBody, WakeBody, parse, read_json, targets, to_request, unknown_model
+from torpor.service.logs import note
 from torpor.service.problems import Code, Problem, operation_problem
 from torpor.service.wire import operation_json
 
@@ -51,6 +52,7 @@ async def run_native(control: Control, kind: Kind, request: Request, path_model:
         for name in chosen
     ]
     started = await asyncio.gather(*(submit(control, one) for one in requests))
+    note(request, operation_id=",".join(one.id for one in started))
     # An operation refused at once has its end already: that is told at once, asynchronous or not.
     if _wants_async(request) and any(one.state is OperationState.RUNNING for one in started):
         return _accepted(started, fan_out)

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from torpor.service.units import show_bytes
 
@@ -31,25 +32,25 @@ def _memory(model: Record) -> Table:
     )
     for rank in model["ranks"]:
         device = rank["device"]
-        where = f"{device['kind']} {device['id']}"
         free = f"{show_bytes(device['free_bytes'])} of {show_bytes(device['total_bytes'])}"
         for row in rank["memory"] or [{"tag": "-", "device_bytes": 0, "host_bytes": 0}]:
             on_device, on_host = show_bytes(row["device_bytes"]), show_bytes(row["host_bytes"])
-            table.add_row(str(rank["rank"]), escape(where), row["tag"], on_device, on_host, free)
+            table.add_row(str(rank["rank"]), escape(device["id"]), row["tag"], on_device, on_host, free)
     return table
 
 
 def operation(record: Record) -> RenderableType:
     if "operations" in record:
         return operations(record["operations"])
-    ranks = _table("rank", "outcome", "freed", "kept", "reason", title=_headline(record))
+    ranks = _table("rank", "outcome", "freed", "kept", "reason")
     for one in record["ranks"]:
         freed, kept = show_bytes(one["freed_bytes"]), show_bytes(one["kept_bytes"])
         ranks.add_row(str(one["rank"]), one["outcome"], freed, kept, escape(one["reason"] or ""))
     phases = _table("phase", "seconds", "bytes")
     for one in record["phases"]:
         phases.add_row(one["name"], f"{one['seconds']:.4f}", show_bytes(one["bytes"]))
-    return Group(ranks, phases) if record["phases"] else ranks
+    headline = Text(_headline(record), style="bold")
+    return Group(headline, ranks, phases) if record["phases"] else Group(headline, ranks)
 
 
 def operations(records: Sequence[Record]) -> RenderableType:

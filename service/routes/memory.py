@@ -11,6 +11,7 @@ from torpor.actors.messages import Kind, ModelView, OnConflict, OperationRequest
 from torpor.service.bodies import MemoryBody, WakeBody, parse, read_json, targets
 from torpor.service.context import context_of
 from torpor.service.docs import json_body
+from torpor.service.logs import note
 from torpor.service.operations import answer, find_model, finish, published_models, submit
 
 router = APIRouter(tags=["memory"])
@@ -54,7 +55,9 @@ async def _run(kind: Kind, request: Request) -> Response:
         if not tags:
             return JSONResponse(_status(view), headers=headers)
     wish = OperationRequest(kind=kind, model=view.name, tags=tags, on_conflict=OnConflict.WAIT)
-    done = await finish(control, await submit(control, wish))
+    begun = await submit(control, wish)
+    note(request, operation_id=begun.id)
+    done = await finish(control, begun)
     response = answer([done], views, fan_out=False)
     response.headers.update(headers)
     return response

@@ -37,7 +37,9 @@ class _Section(BaseModel):
 
 
 class EngineSettings(_Section):
-    kind: Literal["transformers"] = "transformers"
+    kind: Annotated[str, Field(pattern=r"^(transformers|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")] = (
+        "transformers"  # or module:factory
+    )
     model: str = ""  # "" = the default small model
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     load_format: Literal["auto", "gguf", "safetensors", "dummy"] = "auto"

@@ -145,6 +145,8 @@ async def test_every_request_is_logged_with_its_id_and_the_operation_s(rig: Rig)
     (line,) = rig.log_lines()
     assert (line["request_id"], line["path"], line["status"]) == ("mine-7", "/sleep", 400)
     assert line["operation_id"] == answer.json()["operation_id"]
+    done = await rig.http.post("/release_memory")
+    assert rig.log_lines()[1]["operation_id"] == done.json()["id"]
     made = await rig.http.get("/models")
     assert len(made.headers["X-Request-Id"]) == 32
 
