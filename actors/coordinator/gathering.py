@@ -88,6 +88,10 @@ class Gathering:
             if lost and slot.status is None:
                 self.gone(slot.rank, f"rank {slot.rank} is gone")
 
+    @property
+    def lost(self) -> bool:
+        return any(slot.answer is Answer.LOST for slot in self.slots)
+
     def nobody_to_ask(self, step: Step) -> bool:
         return step not in _ALONE and not self.targets
 
@@ -220,6 +224,8 @@ class Gathering:
     def answer(self, step: Step) -> Answer | None:
         """What all answers amount to; None while someone is still to be heard."""
         given = {self.slots[rank].answer for rank in self.targets}
+        if step is Step.COMMIT and self.lost:
+            given.add(Answer.LOST)  # also one that was gone before it could be asked
         failing = given & {Answer.NO, Answer.LOST}
         if None in given and not (step is Step.STAGE and failing):
             return None  # only a stage is cut short: it may take a minute

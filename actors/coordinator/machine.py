@@ -181,11 +181,15 @@ class Machine:
             Step.COMMIT: (Action.CALL_COMMIT,),
             Step.ABORT: (Action.CALL_ABORT,),
         }
-        if step is Step.ABORT:
-            self.verdict = OperationState.REJECTED
         self.step = step
         self.gathering.resume(statuses, lost=step is not Step.SURVEY)
         self.gathering.ask(step)
+        if step is Step.ABORT:
+            self.verdict = _FAILED if self.gathering.lost else _REJECTED
+        if self.gathering.nobody_to_ask(step):
+            to = TABLE[step, Signal.LOST]
+            self._go(to)
+            return to.actions
         return entry[step]
 
     def handle(self, event: Event) -> tuple[Action, ...]:

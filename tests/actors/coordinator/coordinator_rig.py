@@ -61,8 +61,11 @@ class Rig:
 
         run(whole())
 
-    async def start(self, attach_first: bool = False) -> Coordinator:
+    async def prepare(self) -> None:
+        """A coordinator that has its ranks, and has not started."""
         self.journal = await Journal.open(self.journal_path)
+        # Here processes die and machines do not: what was written can be read again without waiting for the disk.
+        await self.journal._run(lambda journal: journal._db.execute("PRAGMA synchronous=OFF").close())
         self.coordinator = Coordinator(
             self.config,
             self.journal,
@@ -70,12 +73,12 @@ class Rig:
             now=lambda: self.now_s,
             new_id=lambda: f"op-{next(self._ids)}",
         )
-        if not attach_first:
-            await self.coordinator.start()
         for model, ranks in self.cluster.ranks.items():
             await self.coordinator.attach(model, ranks)
-        if attach_first:
-            await self.coordinator.start()
+
+    async def start(self) -> Coordinator:
+        await self.prepare()
+        await self.coordinator.start()
         return self.coordinator
 
     async def stop(self) -> None:
@@ -85,7 +88,7 @@ class Rig:
 
     async def restart(self) -> Coordinator:
         await self.stop()
-        return await self.start(attach_first=True)
+        return await self.start()
 
     async def do(self, request: OperationRequest) -> Operation:
         """Submit and wait for the outcome."""

@@ -242,3 +242,10 @@ def test_a_single_rank_has_no_followers_to_publish_to() -> None:
     assert machine.step is Step.OPEN
     assert machine.handle(Replied(Step.OPEN, 0, reply(0, Phase.PUBLISH))) == (Action.FINISH,)
     assert machine.verdict is OperationState.SUCCEEDED
+
+
+@pytest.mark.parametrize("step", [Step.COMMIT, Step.ABORT])
+def test_going_on_without_any_rank_ends_at_once(step: Step) -> None:
+    machine = Machine("op", OperationRequest(Kind.SLEEP, "chat"), 7, 2)
+    assert machine.begin(step) == (Action.FINISH,)
+    assert machine.verdict is OperationState.FAILED
