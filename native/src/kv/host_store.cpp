@@ -24,25 +24,33 @@ HostStore::~HostStore() {
 }
 
 // Grows with what is committed, so that the number of pieces stays small for large tiers.
-std::size_t HostStore::piece_places(std::size_t missing) const noexcept {
-  const std::size_t wanted = std::max(missing * page_bytes_, committed_bytes_ / 8);
-  const std::size_t bytes = round_up(
-      std::clamp(wanted, page_bytes_, std::max(page_bytes_, piece_limit_bytes)), piece_granule_bytes);
-  std::size_t places = bytes / page_bytes_;
+std::size_t HostStore::next_piece_places(std::size_t missing, std::size_t committed) const noexcept {
+  const std::size_t wanted_bytes = std::max(missing, committed / 8) * page_bytes_;
+  const std::size_t limit_bytes = std::max(page_bytes_, piece_limit_bytes);
+  const std::size_t places = round_up(std::min(wanted_bytes, limit_bytes), piece_granule_bytes) / page_bytes_;
   // Below the ceiling never more than the ceiling; beyond it no more than needed.
-  const std::size_t left = committed_ < ceiling_places_ ? ceiling_places_ - committed_ : 0;
-  places = std::min(places, std::max(left, missing));
-  return places;
+  const std::size_t left = committed < ceiling_places_ ? ceiling_places_ - committed : 0;
+  return std::min(places, std::max(left, missing));
+}
+
+std::size_t HostStore::piece_bytes(std::size_t places) const noexcept {
+  return round_up(places * page_bytes_, piece_granule_bytes);
 }
 
 std::size_t HostStore::bytes_to_commit(std::size_t places) const noexcept {
-  if (places <= committed_free()) return 0;
-  return round_up((places - committed_free()) * page_bytes_, piece_granule_bytes);
+  std::size_t bytes = 0;
+  std::size_t added = 0;
+  while (committed_free() + added < places) {
+    const std::size_t next = next_piece_places(places - committed_free() - added, committed_ + added);
+    bytes += piece_bytes(next);
+    added += next;
+  }
+  return bytes;
 }
 
 void HostStore::ensure(std::size_t places) {
   try {
-    while (committed_free() < places) add_piece(piece_places(places - committed_free()));
+    while (committed_free() < places) add_piece(next_piece_places(places - committed_free(), committed_));
   } catch (...) {
     trim();
     throw;
@@ -57,8 +65,9 @@ void HostStore::add_piece(std::size_t places) {
     piece.free.push_back(static_cast<std::uint32_t>(index - 1));
   auto hole = std::ranges::find_if(pieces_, [](const Piece& one) { return one.places == 0; });
   if (hole == pieces_.end()) hole = pieces_.insert(pieces_.end(), Piece{});
-  piece.buffer = pool_->acquire(round_up(places * page_bytes_, piece_granule_bytes), true);
+  piece.buffer = pool_->acquire(piece_bytes(places), true);
   committed_ += places;
+  ++empty_pieces_;
   committed_bytes_ += piece.buffer.size_bytes();
   *hole = std::move(piece);
   first_with_room_ = std::min(first_with_room_, static_cast<std::size_t>(hole - pieces_.begin()));
@@ -68,6 +77,7 @@ Place HostStore::take() noexcept {
   assert(committed_free() > 0);
   while (pieces_[first_with_room_].free.empty()) ++first_with_room_;
   Piece& piece = pieces_[first_with_room_];
+  if (piece.free.size() == piece.places) --empty_pieces_;
   const Place place{static_cast<std::uint32_t>(first_with_room_), piece.free.back()};
   piece.free.pop_back();
   ++used_;
@@ -76,12 +86,16 @@ Place HostStore::take() noexcept {
 
 void HostStore::give_back(Place place) noexcept {
   assert(place && pieces_[place.piece].free.size() < pieces_[place.piece].places);
-  pieces_[place.piece].free.push_back(place.index);
+  Piece& piece = pieces_[place.piece];
+  piece.free.push_back(place.index);
+  if (piece.free.size() == piece.places) ++empty_pieces_;
   first_with_room_ = std::min(first_with_room_, static_cast<std::size_t>(place.piece));
   --used_;
 }
 
 void HostStore::trim() noexcept {
+  if (empty_pieces_ == 0) return;
+  empty_pieces_ = 0;
   for (Piece& piece : pieces_) {
     if (piece.places == 0 || piece.free.size() < piece.places) continue;
     committed_ -= piece.places;

@@ -40,7 +40,10 @@ Address KvManager::address(std::size_t layer, Role role) const {
 std::vector<Node*> KvManager::match(const std::string& scope, std::span<const Token> prompt) const {
   // One token at least is left to compute: its logits give the next one.
   if (prompt.empty()) return {};
-  return cache_.prefixes().match(scope, prompt.first(prompt.size() - 1));
+  std::vector<Node*> known = cache_.prefixes().match(scope, prompt.first(prompt.size() - 1));
+  // With the host tier more may be known than a page table has entries.
+  if (known.size() > slots()) known.resize(slots());
+  return known;
 }
 
 std::size_t KvManager::probe(const std::string& scope, std::span<const Token> prompt) const {

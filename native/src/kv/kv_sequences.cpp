@@ -130,6 +130,7 @@ void KvManager::let_go(SequenceRecord& record, std::size_t first_block) noexcept
     if (record.locks_pages) cache_.unlock(page);
     cache_.release(page);
   }
+  cache_.host().trim();
 }
 
 void KvManager::commit(SequenceRecord& record, std::span<const Token> tokens) {

@@ -6,9 +6,6 @@
 #include <algorithm>
 #include <string>
 
-#include "device/host_memory.hpp"
-#include "text.hpp"
-#include "torpor/errors.hpp"
 #include "torpor/kv/kv_manager.hpp"
 
 namespace torpor::kv {
@@ -57,22 +54,8 @@ Item KvManager::plan_sleep(RestoreMode mode) const {
   if (preserves(mode)) {
     item.keep_bytes = cache_.pages_in(Tier::gpu) * cache_.page_bytes();
     item.host_bytes = cache_.host().bytes_to_commit(cache_.pages_in(Tier::gpu));
-    refuse_without_host_memory(item);
   }
   return item;
-}
-
-void KvManager::refuse_without_host_memory(Item& item) const {
-  const std::size_t machine = spec_.host_free_bytes ? spec_.host_free_bytes() : available_host_bytes();
-  const std::size_t free = machine + host_pool_->idle_bytes();
-  if (item.host_bytes <= free) return;
-  item.refusals.push_back({.code = "host_memory",
-                           .tag = spec_.tag,
-                           .reason = "keeping the pages in use needs " + bytes_text(item.host_bytes) +
-                                     " of host memory, free " + bytes_text(free) +
-                                     "; finish or close sequences, forget prefixes, or sleep with mode none",
-                           .needed_bytes = item.host_bytes,
-                           .free_bytes = free});
 }
 
 Item KvManager::plan_wake() const {
@@ -121,6 +104,7 @@ std::size_t KvManager::commit_sleep() {
   mode_ = staged_mode_;
   parked_ = true;
   stage_ = Stage::none;
+  close_pending();  // what was closed between two attempts
   return freed_bytes;
 }
 
@@ -133,6 +117,7 @@ void KvManager::lose_contents(bool zero) noexcept {
 void KvManager::stage_wake(const Item&, UndoStack& undo, StageContext& context) {
   const Limits limits{context.deadline, context.stop};
   std::vector<PageMove> moves;
+  bool zero = false;
   {
     const std::lock_guard guard(mutex_);
     require_settled("wake");
@@ -141,9 +126,9 @@ void KvManager::stage_wake(const Item&, UndoStack& undo, StageContext& context) 
     stage_ = Stage::wake;
     cache_.gpu().map();
     moves = cache_.plan_restore();
+    zero = mode_ == RestoreMode::memset;
   }
-  if (mode_ == RestoreMode::memset)
-    zero_range(*device_, cache_.gpu().base(), cache_.gpu().size_bytes(), limits);
+  if (zero) zero_range(*device_, cache_.gpu().base(), cache_.gpu().size_bytes(), limits);
   context.moved_bytes += move_pages(*device_, StreamId::in, std::move(moves), cache_.page_bytes(), limits);
   const std::lock_guard guard(mutex_);
   write_tables();
@@ -188,9 +173,7 @@ void KvManager::clear_tables() noexcept {
 }
 
 void KvManager::close_pending() noexcept {
-  for (const std::shared_ptr<SequenceRecord>& record : pending_) {
-    let_go(*record, 0);
-  }
+  for (const std::shared_ptr<SequenceRecord>& record : pending_) let_go(*record, 0);
   pending_.clear();
 }
 

@@ -52,7 +52,7 @@ std::optional<PageCache::Eviction> PageCache::settle_eviction(std::size_t n) {
       return plan;
     } catch (const OutOfHostMemory&) {
       // Less than the ceiling is to be had: make do with what is committed.
-      return plan_eviction(n, host_.committed_free(), 0);
+      return plan_eviction(n, std::min(host_.committed_free(), host_.room()), 0);
     }
   }
 }

@@ -52,13 +52,16 @@ class HostStore final {
     std::uint32_t places = 0;         // 0: no piece here
   };
   void add_piece(std::size_t places);
-  [[nodiscard]] std::size_t piece_places(std::size_t missing) const noexcept;
+  // Of the piece to add when so many places are missing and so many are committed.
+  [[nodiscard]] std::size_t next_piece_places(std::size_t missing, std::size_t committed) const noexcept;
+  [[nodiscard]] std::size_t piece_bytes(std::size_t places) const noexcept;
 
   std::shared_ptr<HostPool> pool_;
   std::size_t page_bytes_;
   std::size_t ceiling_places_;
   std::vector<Piece> pieces_;
   std::size_t first_with_room_ = 0;  // no piece before it has a free place
+  std::size_t empty_pieces_ = 0;     // without a used place
   std::size_t used_ = 0;
   std::size_t committed_ = 0;
   std::size_t committed_bytes_ = 0;

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -33,8 +32,7 @@ struct KvSpec {
   std::string name;
   RestoreMode restore = RestoreMode::none;
   std::optional<std::uint64_t> seed;
-  std::chrono::seconds move_timeout{60};         // of the moves that sequences ask for
-  std::function<std::size_t()> host_free_bytes;  // empty: as the kernel says
+  std::chrono::seconds move_timeout{60};  // of the moves that sequences ask for
 };
 
 struct KvStats {
@@ -109,7 +107,6 @@ class KvManager final : public Participant, public std::enable_shared_from_this<
 
   // --- kv_sleep.cpp; the lock is held ---
   [[nodiscard]] Item item_of(Action action, RestoreMode mode) const;
-  void refuse_without_host_memory(Item& item) const;
   void write_tables() noexcept;
   void clear_tables() noexcept;
   void close_pending() noexcept;

@@ -1,0 +1,258 @@
+// A small KV cache on a host device, and sequences whose pages carry contents that can be checked.
+//
+// A page of 8 KiB is 4 tokens; a granule of 64 KiB is 8 slots. Every page is filled with a pattern that
+// follows from the scope and all tokens up to its end, so that a page that is shared, moved or restored has
+// one right content.
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "torpor/errors.hpp"
+#include "torpor/kv/kv_manager.hpp"
+#include "torpor/ledger.hpp"
+
+namespace kv_rig {
+
+using torpor::Address;
+using torpor::kv::KvManager;
+using torpor::kv::KvStats;
+using torpor::kv::no_slot;
+using torpor::kv::Sequence;
+using torpor::kv::SequenceState;
+using torpor::kv::Token;
+using Tokens = std::vector<Token>;
+
+constexpr torpor::kv::Layout layout{
+    .layers = 2, .kv_heads = 2, .head_dim = 64, .dtype = torpor::kv::DType::float32, .tokens_per_block = 4};
+constexpr std::size_t page_bytes = 8192;
+constexpr std::size_t block = layout.tokens_per_block;
+constexpr std::size_t granule_bytes = std::size_t{64} << 10;
+
+// Passes everything on; chunks of one granule, and as much host memory as it is told.
+class ScarceDevice final : public torpor::Device {
+ public:
+  explicit ScarceDevice(std::shared_ptr<Device> inner) : inner_(std::move(inner)) {}
+  std::atomic<std::size_t> host_free_bytes{SIZE_MAX / 2};
+
+  torpor::DeviceKind kind() const noexcept override { return inner_->kind(); }
+  std::string id() const override { return inner_->id(); }
+  int ordinal() const noexcept override { return inner_->ordinal(); }
+  std::size_t granularity_bytes() const noexcept override { return inner_->granularity_bytes(); }
+  std::size_t chunk_bytes() const noexcept override { return inner_->granularity_bytes(); }
+  bool can_pin() const noexcept override { return inner_->can_pin(); }
+  torpor::MemoryInfo memory_info() override { return inner_->memory_info(); }
+  Address reserve_range(std::size_t size) override { return inner_->reserve_range(size); }
+  void unreserve_range(Address base, std::size_t size) noexcept override {
+    inner_->unreserve_range(base, size);
+  }
+  torpor::PhysicalHandle create_physical(std::size_t size) override { return inner_->create_physical(size); }
+  void destroy_physical(torpor::PhysicalHandle handle) noexcept override { inner_->destroy_physical(handle); }
+  void map_range(Address at, torpor::PhysicalHandle handle, std::size_t size) override {
+    inner_->map_range(at, handle, size);
+  }
+  void unmap_range(Address at, std::size_t size) override { inner_->unmap_range(at, size); }
+  Address create_host(std::size_t size, bool pinned) override {
+    if (size > host_free_bytes) throw torpor::OutOfHostMemory("scarce", size, host_free_bytes);
+    host_free_bytes -= size;
+    return inner_->create_host(size, pinned);
+  }
+  void destroy_host(Address base, std::size_t size) noexcept override {
+    host_free_bytes += size;
+    inner_->destroy_host(base, size);
+  }
+  void copy(std::span<const torpor::Copy> batch, torpor::StreamId stream) override {
+    inner_->copy(batch, stream);
+  }
+  void fill(Address at, std::uint8_t value, std::size_t size, torpor::StreamId stream) override {
+    inner_->fill(at, value, size, stream);
+  }
+  void wait(torpor::StreamId stream, torpor::Deadline deadline, const torpor::StopFlag* stop) override {
+    inner_->wait(stream, deadline, stop);
+  }
+  void quiesce(torpor::Deadline deadline) override { inner_->quiesce(deadline); }
+
+ private:
+  std::shared_ptr<Device> inner_;
+};
+
+// One sequence and what its pages must hold.
+struct Tracked {
+  std::shared_ptr<Sequence> handle;
+  std::string scope;
+  Tokens tokens;
+};
+
+inline std::uint64_t pattern_of(const std::string& scope, std::span<const Token> tokens) {
+  std::uint64_t seed = std::hash<std::string>{}(scope);
+  for (const Token token : tokens)
+    seed = (seed ^ static_cast<std::uint32_t>(token)) * 0x9E3779B97F4A7C15ULL + 1;
+  return seed;
+}
+
+inline std::uint64_t word_of(std::uint64_t pattern, std::size_t position) {
+  return (pattern ^ position) * 0xD6E8FEB86659FD93ULL;
+}
+
+inline Tokens tokens_from(Token first, std::size_t count) {
+  Tokens tokens(count);
+  for (std::size_t i = 0; i < count; ++i) tokens[i] = first + static_cast<Token>(i);
+  return tokens;
+}
+
+struct Options {
+  std::size_t gpu_slots = 8;
+  std::size_t host_slots = 0;
+  std::optional<std::uint64_t> seed{};
+  std::size_t pool_bytes = 0;  // host memory kept between cycles
+  std::size_t device_bytes = std::size_t{1} << 20;
+};
+
+class Rig {
+ public:
+  explicit Rig(const Options& options = {})
+      : scarce(std::make_shared<ScarceDevice>(
+            torpor::make_host_device(unique_name(), options.device_bytes, granule_bytes))),
+        device(torpor::make_faulty_device(scarce)),
+        ledger(std::make_unique<torpor::Ledger>(device, options.pool_bytes)) {
+    torpor::kv::KvSpec spec;
+    spec.layout = layout;
+    spec.gpu_bytes = options.gpu_slots * page_bytes;
+    spec.host_bytes = options.host_slots * page_bytes;
+    spec.seed = options.seed;
+    kv = KvManager::make(device, ledger->host_pool(), spec);
+    ledger->add(kv);
+  }
+
+  std::shared_ptr<ScarceDevice> scarce;
+  std::shared_ptr<torpor::FaultyDevice> device;
+  std::unique_ptr<torpor::Ledger> ledger;
+  std::shared_ptr<KvManager> kv;
+
+  [[nodiscard]] std::size_t free_bytes() const { return device->memory_info().free_bytes; }
+  [[nodiscard]] KvStats stats() const { return kv->stats(); }
+
+  [[nodiscard]] Tracked create(const std::string& scope, const Tokens& prompt) {
+    Tracked one{kv->create_sequence(scope, prompt), scope, {}};
+    one.tokens.assign(prompt.begin(),
+                      prompt.begin() + static_cast<std::ptrdiff_t>(one.handle->matched_tokens()));
+    return one;
+  }
+
+  // Computes these tokens: room, contents, commit. False when there is no room.
+  [[nodiscard]] bool extend(Tracked& one, const Tokens& tokens) {
+    const std::size_t before = one.tokens.size();
+    if (!one.handle->resize(before + tokens.size())) return false;
+    one.tokens.insert(one.tokens.end(), tokens.begin(), tokens.end());
+    const auto table = one.handle->table();
+    for (std::size_t b = before / block; b * block < one.tokens.size(); ++b) {
+      write(table[static_cast<std::ptrdiff_t>(b)], pattern(one, b));
+    }
+    one.handle->commit(tokens);
+    return true;
+  }
+
+  // A new active sequence with this prompt, computed.
+  [[nodiscard]] Tracked started(const std::string& scope, const Tokens& prompt) {
+    Tracked one = create(scope, prompt);
+    CHECK(one.handle->resume());
+    CHECK(extend(one, Tokens(prompt.begin() + static_cast<std::ptrdiff_t>(one.tokens.size()), prompt.end())));
+    return one;
+  }
+
+  // Of an active sequence: every page of the history holds what it must.
+  [[nodiscard]] bool holds(const Tracked& one) const {
+    if (one.handle->state() != SequenceState::active) return false;
+    if (one.handle->history_tokens() != one.tokens.size()) return false;
+    const auto table = one.handle->table();
+    for (std::size_t b = 0; b * block < one.tokens.size(); ++b) {
+      if (!reads(table[static_cast<std::ptrdiff_t>(b)], pattern(one, b))) return false;
+    }
+    return true;
+  }
+
+  [[nodiscard]] bool all_zero(const Tracked& one) const {
+    const auto table = one.handle->table();
+    for (std::size_t b = 0; b * block < one.tokens.size(); ++b) {
+      const auto* bytes =
+          reinterpret_cast<const unsigned char*>(slot_address(table[static_cast<std::ptrdiff_t>(b)]));
+      for (std::size_t i = 0; i < page_bytes; ++i) {
+        if (bytes[i] != 0) return false;
+      }
+    }
+    return true;
+  }
+
+  void sleep(torpor::RestoreMode mode) { run(plan(torpor::Action::sleep, mode)); }
+  void wake() { run(plan(torpor::Action::wake)); }
+  [[nodiscard]] torpor::Plan plan(torpor::Action kind,
+                                  torpor::RestoreMode mode = torpor::RestoreMode::none) const {
+    torpor::Request request;
+    request.kind = kind;
+    request.operation = "test";
+    if (kind == torpor::Action::sleep) request.restore = {{"kv_cache", mode}};
+    return ledger->preflight(request);
+  }
+  void stage(const torpor::Plan& what) { ledger->stage(what, std::chrono::seconds(20)); }
+  void run(const torpor::Plan& what) {
+    CHECK(what.refusals.empty());
+    stage(what);
+    ledger->commit();
+    ledger->publish();
+  }
+
+ private:
+  static std::string unique_name() {
+    static std::atomic<int> count{0};
+    return "kv-test-" + std::to_string(getpid()) + "-" + std::to_string(count++);
+  }
+  [[nodiscard]] static std::uint64_t pattern(const Tracked& one, std::size_t b) {
+    return pattern_of(one.scope, std::span(one.tokens).first(std::min((b + 1) * block, one.tokens.size())));
+  }
+  [[nodiscard]] Address slot_address(std::int32_t slot) const {
+    CHECK(slot >= 0 && static_cast<std::size_t>(slot) < kv->slots());
+    return kv->address(0, torpor::kv::Role::k) + static_cast<std::size_t>(slot) * page_bytes;
+  }
+  void write(std::int32_t slot, std::uint64_t pattern) {
+    auto* words = reinterpret_cast<std::uint64_t*>(slot_address(slot));
+    for (std::size_t i = 0; i < page_bytes / 8; ++i) words[i] = word_of(pattern, i);
+  }
+  [[nodiscard]] bool reads(std::int32_t slot, std::uint64_t pattern) const {
+    const auto* words = reinterpret_cast<const std::uint64_t*>(slot_address(slot));
+    for (std::size_t i = 0; i < page_bytes / 8; ++i) {
+      if (words[i] != word_of(pattern, i)) return false;
+    }
+    return true;
+  }
+};
+
+// Runs `attempt` with the 1st, 2nd, 3rd … device call of it failing, each on a world of its own that `make`
+// makes, until one attempt meets no fault. After each fault `unchanged` looks at the world; then `attempt`
+// must succeed.
+template <typename World>
+int sweep_faults(std::function<World()> make, std::function<void(World&)> attempt,
+                 std::function<void(World&)> unchanged) {
+  for (int k = 1;; ++k) {
+    World world = make();
+    world.rig->device->fail_at(static_cast<std::uint64_t>(k));
+    bool failed = false;
+    try {
+      attempt(world);
+    } catch (const torpor::DeviceError&) {
+      failed = true;
+    }
+    world.rig->device->fail_at(0);
+    if (!failed) return k - 1;
+    unchanged(world);
+    attempt(world);
+  }
+}
+
+}  // namespace kv_rig
