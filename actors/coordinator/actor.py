@@ -20,7 +20,7 @@ from torpor.actors.coordinator.budget import host_limit_bytes
 from torpor.actors.coordinator.coordinator import Coordinator
 from torpor.actors.coordinator.journal import Journal
 from torpor.actors.messages import ModelState, ModelView, Operation, OperationRequest
-from torpor.actors.ports import RankUnreachable
+from torpor.actors.ports import ControlUnreachable, RankUnreachable
 from torpor.actors.ray.calls import ActorGone, call
 from torpor.actors.ray.launch import Launcher
 from torpor.actors.ray.ports import RayRankPort
@@ -87,7 +87,16 @@ class CoordinatorActor:
     # --- life ---
 
     async def _ready(self) -> Coordinator:
-        return await asyncio.shield(self._coordinator)
+        try:
+            return await asyncio.shield(self._coordinator)
+        except asyncio.CancelledError:
+            if not self._coordinator.cancelled():
+                raise  # this call was given up, not the coordinator
+            raise ControlUnreachable("the coordinator is shutting down") from None
+        except Exception as error:
+            raise ControlUnreachable(
+                f"the coordinator cannot work: {type(error).__name__}: {error}"
+            ) from error
 
     async def _begin(self) -> Coordinator:
         self._journal = await Journal.open(self._config.journal_path)

@@ -34,6 +34,7 @@ from torpor.actors.rank.engines import make_engine
 from torpor.actors.rank.front_ends import FrontEnds
 from torpor.actors.rank.gate import Gate
 from torpor.actors.rank.leader import Leader
+from torpor.actors.rank.ledger import RankLedger
 from torpor.actors.rank.machinery import Machinery
 from torpor.actors.rank.phases import Phases
 from torpor.native import Device, Ledger
@@ -47,7 +48,7 @@ class Parts:
     """What a rank is made of; tests put other parts in."""
 
     make_device: Callable[[RankSpec], Device] = make_device
-    make_ledger: Callable[[Device, int], Ledger] = Ledger
+    make_ledger: Callable[[Device, int], RankLedger] = RankLedger
     make_engine: Callable[[RankSpec, Ledger, Device], Engine] = make_engine
     clock: Clock = time.monotonic
 
@@ -108,6 +109,7 @@ class RankCore:
             self._leader.fail("the rank was closed")
         if self._machinery is not None:
             await asyncio.to_thread(self._machinery.engine.close)
+            self._machinery.ledger.let_go()
 
     def fail(self, reason: str) -> None:
         """The model is lost, e.g. since another rank died: close the gate for good, end what runs with an error."""
@@ -209,7 +211,6 @@ class RankCore:
         phase, operation, kind = machinery.transaction() if machinery else (LedgerPhase.IDLE, None, None)
         free_bytes, total_bytes = self._device.memory_info() if self._device else (0, 0)
         reason = leader.gate.reason if leader else None
-        statistics = _statistics(machinery.engine) if machinery else {}
         return RankStatus(
             model=self._spec.model.name,
             rank=self.rank,
@@ -228,11 +229,11 @@ class RankCore:
             device_id=self._device.id if self._device else "",
             device_free_bytes=free_bytes,
             device_total_bytes=total_bytes,
-            memory=tuple(ledger.memory()) if ledger else (),
+            memory=tuple(machinery.memory()) if machinery else (),
             gate_open=leader is not None and reason is None,
             gate_reason=reason,
             live_sequences=leader.gate.running if leader else 0,
-            prefix_tokens=int(statistics.get("prefix_tokens", 0)),
+            prefix_tokens=machinery.prefix_tokens() if machinery else 0,
             error=machinery.error if machinery else self._error,
         )
 
@@ -252,9 +253,3 @@ class RankCore:
 
 def _no_events(events: Sequence[TokenEvent]) -> None:
     """Followers make no events of their own."""
-
-
-def _statistics(engine: Engine) -> dict[str, int]:
-    # Optional for an engine: counts of its KV manager, as KvManager.stats gives them.
-    statistics = getattr(engine, "statistics", None)
-    return dict(statistics()) if callable(statistics) else {}

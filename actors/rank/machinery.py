@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from torpor.actors.engine.protocol import Engine
 from torpor.actors.messages import GateReason, Kind, LedgerPhase, OperationRequest, Refusal, RejectCode
 from torpor.actors.rank.leader import Leader
+from torpor.actors.rank.ledger import RankLedger
 from torpor.actors.rank.replies import (
     is_noop,
     modes_of,
@@ -18,7 +20,7 @@ from torpor.actors.rank.replies import (
     undefined_by,
 )
 from torpor.actors.rank.transaction import Transaction
-from torpor.native import DeviceError, Ledger, Plan, Stopped
+from torpor.native import DeviceError, Plan, Stopped
 
 QUIESCE_SLICE_S = 0.25  # how often a wait for the engine looks whether it was called off
 COMMIT_ATTEMPTS = 3
@@ -34,18 +36,22 @@ class Planned:
 class Machinery:
     """error: why this rank serves no more, or "". undefined: tags whose bytes are there and mean nothing (C9)."""
 
-    def __init__(self, ledger: Ledger, engine: Engine) -> None:
+    def __init__(self, ledger: RankLedger, engine: Engine) -> None:
         self.ledger = ledger
         self.engine = engine
         self.error = ""
         self.undefined: frozenset[str] = frozenset()
         self._stepping = True
         self._last: tuple[str, str] | None = None  # operation and kind of the last one committed
+        self._prefix_tokens = 0  # as last seen; while a stage or commit works nobody asks the managers
+        self._working = False
+        # The ledger answers a preflight that meets another reader as if an operation ran: they take turns here.
+        self._reading = threading.Lock()
 
     def plan(self, operation: str, request: OperationRequest) -> Planned:
         """What the operation would do here. Reads only; traffic may run."""
         plan = self._plan(operation, request)
-        memory = self.ledger.memory()
+        memory = self.memory()
         numbers = {
             "digest": shape_digest(plan),
             "device_bytes": plan.device_bytes,
@@ -71,6 +77,7 @@ class Machinery:
         stepping = self._stepping
         try:
             step = self._quiesce(tx, deadline)
+            tx.prefix_tokens = self.prefix_tokens()
             planned = self.plan(tx.operation, tx.request)
             if not planned.refusals:
                 self._stage(tx, planned.plan, deadline)
@@ -92,13 +99,11 @@ class Machinery:
     def commit(self, tx: Transaction) -> dict[str, Any]:
         """The last step. A failure that may pass is tried again; the ledger goes on where it stopped."""
         assert tx.plan is not None
-        for attempt in range(1, COMMIT_ATTEMPTS + 1):
-            try:
-                report = self.ledger.commit()
-                break
-            except DeviceError as error:
-                if error.sticky or attempt == COMMIT_ATTEMPTS:
-                    raise
+        self._working = True
+        try:
+            report = self._commit()
+        finally:
+            self._working = False
         self.undefined |= undefined_by(tx.plan)
         self._last = (tx.operation, tx.plan.kind)
         return {
@@ -106,8 +111,9 @@ class Machinery:
             "freed_bytes": int(report["freed_bytes"]),
             "device_bytes": int(report["device_bytes"]),
             "kept_bytes": tx.plan.keep_bytes,
-            "residual": residual_of(self.ledger.memory(), tx.request.tags if tx.request else None),
+            "residual": residual_of(self.memory(), tx.request.tags if tx.request else None),
             "modes": modes_of(tx.plan),
+            "prefix_tokens_lost": max(0, tx.prefix_tokens - self.prefix_tokens()),
         }
 
     def publish(self) -> GateReason | None:
@@ -130,9 +136,29 @@ class Machinery:
             return phase, str(status["operation"]), Kind(status["kind"])
         return (phase, self._last[0], Kind(self._last[1])) if self._last else (phase, None, None)
 
+    def memory(self) -> list[dict[str, Any]]:
+        """Rows of Ledger.memory; the last known ones while a stage or commit works."""
+        with self._reading:
+            return self.ledger.memory()
+
+    def prefix_tokens(self) -> int:
+        """What new sequences could find; the last known count while a stage or commit works."""
+        if not self._working:
+            self._prefix_tokens = self.ledger.prefix_tokens()
+        return self._prefix_tokens
+
     def undefined_tags(self) -> tuple[str, ...]:
         """Awake without contents."""
         return tuple(sorted(self.undefined - set(self.ledger.parked_tags)))
+
+    def _commit(self) -> dict[str, Any]:
+        for _ in range(COMMIT_ATTEMPTS - 1):
+            try:
+                return self.ledger.commit()
+            except DeviceError as error:
+                if error.sticky:
+                    raise
+        return self.ledger.commit()
 
     def _settle(self) -> GateReason | None:
         if self.error:
@@ -145,14 +171,15 @@ class Machinery:
         return None
 
     def _plan(self, operation: str, request: OperationRequest) -> Plan:
-        return self.ledger.preflight(
-            request.kind.value,
-            operation,
-            request.tags,
-            {tag: mode.value for tag, mode in request.restore.items()},
-            verify=request.verify,
-            overflow=request.overflow,
-        )
+        with self._reading:
+            return self.ledger.preflight(
+                request.kind.value,
+                operation,
+                request.tags,
+                {tag: mode.value for tag, mode in request.restore.items()},
+                verify=request.verify,
+                overflow=request.overflow,
+            )
 
     def _stage_noop(self, tx: Transaction, deadline: float) -> Planned:
         # Nothing changes (C1): traffic, if there is any, need not stop for it.
@@ -166,13 +193,13 @@ class Machinery:
         return planned
 
     def _stage(self, tx: Transaction, plan: Plan, deadline: float) -> None:
-        tx.in_ledger = True
+        tx.in_ledger = self._working = True
         try:
             if tx.aborting:
                 raise Stopped("the operation was aborted")
             self.ledger.stage(plan, max(0.0, deadline - time.monotonic()))
         finally:
-            tx.in_ledger = False
+            tx.in_ledger = self._working = False
         if plan.kind != "wake":
             return
         woken = {row["tag"] for row in plan.items if not row["noop"]}

@@ -22,6 +22,7 @@ class Transaction:
     replies: dict[Phase, PhaseReply] = field(default_factory=dict)
     running: dict[Phase, asyncio.Task[PhaseReply]] = field(default_factory=dict)
     aborting: bool = False
+    prefix_tokens: int = 0  # just before the stage
     in_ledger: bool = False  # the native stage runs: it can be stopped
 
     def said_yes(self, phase: Phase) -> bool:

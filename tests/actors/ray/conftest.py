@@ -60,6 +60,7 @@ def make_torpor(local_ray: None, tmp_path: Path) -> Iterator[MakeTorpor]:
         deadlines: Deadlines | None = None,
         kind: str = "host",
         kv_cache: KvCacheConfig | None = None,
+        journal_path: str | None = None,
     ) -> Torpor:
         name = f"test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         config = ClusterConfig(
@@ -67,7 +68,7 @@ def make_torpor(local_ray: None, tmp_path: Path) -> Iterator[MakeTorpor]:
             device=DeviceConfig(kind, ranks, CAPACITY_BYTES, name, faults or {}),
             host_pool=HostPoolConfig(64 * MIB),
             deadlines=deadlines or Deadlines(drain_s=10, stage_s=10, load_s=60),
-            journal_path=str(tmp_path / f"{name}.db"),
+            journal_path=journal_path or str(tmp_path / f"{name}.db"),
             namespace=name,
         )
         create_coordinator(config)

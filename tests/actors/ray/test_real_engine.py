@@ -49,6 +49,8 @@ async def test_the_same_tokens_come_after_a_sleep_and_the_prefix_lives_as_the_mo
     awake = [torpor.free_bytes(rank) for rank in range(ranks)]
     assert max(awake) <= CAPACITY_BYTES - 4 * MIB
 
+    held = [status.prefix_tokens for status in (await torpor.view()).ranks]
+    assert held == [held[0]] * ranks and held[0] >= cached
     for mode, cached_after in ((RestoreMode.PINNED, cached), (RestoreMode.NONE, 0)):
         request = OperationRequest(Kind.SLEEP, "toy", restore={"kv_cache": mode})
         operation = await torpor.control.wait((await torpor.control.submit(request)).id, 60)
@@ -57,6 +59,7 @@ async def test_the_same_tokens_come_after_a_sleep_and_the_prefix_lives_as_the_mo
         asleep = [torpor.free_bytes(rank) for rank in range(ranks)]
         assert [before + size for before, size in zip(awake, freed, strict=True)] == asleep
         assert min(freed) >= 4 * MIB
+        assert operation.prefix_tokens_lost == (0 if mode is RestoreMode.PINNED else held[0])
         operation = await torpor.wake()
         assert operation.state is OperationState.SUCCEEDED, operation
         assert [torpor.free_bytes(rank) for rank in range(ranks)] == awake

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from ranks.torpors import CAPACITY_BYTES, MakeTorpor, read, request
@@ -18,7 +19,8 @@ from torpor.actors.messages import (
     RankOutcome,
     RejectCode,
 )
-from torpor.actors.ports import GateClosed, InvalidRequest
+from torpor.actors.ports import ControlUnreachable, GateClosed, InvalidRequest
+from torpor.actors.ray.ports import RayControl
 from torpor.native import Device, Ledger
 
 ALL_BYTES = WEIGHTS_BYTES + KV_BYTES
@@ -130,3 +132,17 @@ async def test_a_model_that_cannot_load_is_failed_and_says_why(make_torpor: Make
     with pytest.raises(GateClosed) as closed:
         await read(torpor.cluster.inference, request())
     assert closed.value.reason == GateReason.FAILED
+
+
+async def test_a_coordinator_that_cannot_open_its_journal_says_so_at_every_call(
+    make_torpor: MakeTorpor, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    torpor = make_torpor(journal_path=str(tmp_path / "file" / "journal.db"))
+    with pytest.raises(ControlUnreachable, match="journal"):
+        await torpor.control.models()
+
+
+async def test_without_a_coordinator_the_way_to_start_one_is_told(local_ray: None) -> None:
+    with pytest.raises(ControlUnreachable, match="torpor serve"):
+        await RayControl("nobody-here").models()
