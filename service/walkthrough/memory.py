@@ -31,8 +31,8 @@ class Reading:
         return sum(self.by_tag_bytes.values())
 
     def freed_since(self, before: Reading, slack_bytes: int) -> bool:
-        """Device and kernel both have got back what was mapped, but for the slack."""
-        due = before.mapped_bytes - slack_bytes
+        """Device and kernel both have got back what was unmapped, but for the slack."""
+        due = before.mapped_bytes - self.mapped_bytes - slack_bytes
         device = sum(self.device_free_bytes.values()) - sum(before.device_free_bytes.values())
         if before.shared_memory_bytes is None or self.shared_memory_bytes is None:
             return device >= due
