@@ -19,6 +19,7 @@ from torpor.service.walkthrough.processes import Process, alive, descendants
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 _POLL_S = 0.2
+_HEARTBEAT_S = 10.0
 _SHOWN_LOG_LINES = 25
 
 
@@ -74,9 +75,12 @@ class ChildService:
                 env=environment,
                 start_new_session=True,
             )
-        begun = time.monotonic()
+        begun = told = time.monotonic()
         while not self._ready():
             self._show_progress()
+            if time.monotonic() - told >= _HEARTBEAT_S:
+                told = time.monotonic()
+                self._console.print(f"   … {told - begun:.0f} s, still loading", highlight=False)
             code = self._process.poll()
             if code is not None:
                 raise StepFailed(f"the service ended with {code} while starting:\n{self._tail()}")

@@ -12,8 +12,6 @@ from typing import Any
 
 from rich.table import Table
 
-from torpor.service.units import show_bytes
-
 MEMINFO = Path("/proc/meminfo")
 
 
@@ -84,6 +82,11 @@ def smi_free_bytes() -> int | None:
     return sum(int(line) << 20 for line in lines) if done.returncode == 0 and lines else None
 
 
+def _mib(size_bytes: int) -> str:
+    """One unit for the whole table, so that columns add up."""
+    return f"{size_bytes / (1 << 20):,.1f} MiB"
+
+
 def free_table(before: Reading, after: Reading) -> Table:
     table = Table(title="Memory before and during the sleep", title_justify="left")
     table.add_column("what")
@@ -91,16 +94,16 @@ def free_table(before: Reading, after: Reading) -> Table:
         table.add_column(column, justify="right")
 
     def row(what: str, awake: int, asleep: int, back: int) -> None:
-        table.add_row(what, show_bytes(awake), show_bytes(asleep), show_bytes(back))
+        table.add_row(what, _mib(awake), _mib(asleep), _mib(back))
 
     for tag in sorted(before.by_tag_bytes):
         awake, asleep = before.by_tag_bytes[tag], after.by_tag_bytes.get(tag, 0)
         row(f"tag {tag}, mapped on the device", awake, asleep, awake - asleep)
     row("all tags", before.mapped_bytes, after.mapped_bytes, before.mapped_bytes - after.mapped_bytes)
     table.add_section()
-    for device in sorted(before.device_free_bytes):
+    for number, device in enumerate(sorted(before.device_free_bytes)):
         awake, asleep = before.device_free_bytes[device], after.device_free_bytes[device]
-        row(f"device {device}: free", awake, asleep, asleep - awake)
+        row(f"device {number}: free", awake, asleep, asleep - awake)
     if before.shared_memory_bytes is not None and after.shared_memory_bytes is not None:
         awake, asleep = before.shared_memory_bytes, after.shared_memory_bytes
         row("kernel: Shmem of /proc/meminfo", awake, asleep, awake - asleep)

@@ -42,7 +42,7 @@ class Walk:
     def held(self, claim: str, value: bool, detail: str = "") -> None:
         if not value:
             raise StepFailed(f"step {self.step}: not so: {claim}. {detail}".strip())
-        self.console.print(f"   [green]ok[/green] {claim}", highlight=False)
+        self.console.print(f"   [green]ok[/green] {claim}", highlight=False, soft_wrap=True)
 
     def ask(self) -> ChatAnswer:
         answer = self.client.chat(

@@ -135,7 +135,7 @@ def test_a_service_that_keeps_its_promises_passes_and_shows_what_is_free(meminfo
         "tag kv_cache",
         "512.0 MiB",
         "kernel: Shmem of /proc/meminfo",
-        "1010.0 MiB",
+        "1,010.0 MiB",
         "Retry-After: 5 s",
     ):
         assert text in shown
