@@ -87,8 +87,12 @@ def _dummy(config: Any, dtype: torch.dtype, seed: int) -> torch.nn.Module:
 
 
 def _tokenizer(source: ModelSource, config: Any) -> Tokenizer:
-    if source.format is LoadFormat.DUMMY and not any(source.folder.glob("tokenizer*")):
-        return ByteTokenizer(int(config.vocab_size))
+    if source.gguf_file is None and not any(source.folder.glob("tokenizer*")):
+        if source.format is LoadFormat.DUMMY:
+            return ByteTokenizer(int(config.vocab_size))
+        raise ModelRefused(
+            f"{source.folder} holds no tokenizer; put the checkpoint's tokenizer files beside it"
+        )
     try:
         return PretrainedTokenizer(AutoTokenizer.from_pretrained(source.folder, **source.pretrained_kwargs()))
     except Exception as error:  # as above

@@ -198,6 +198,22 @@ def small_model() -> Path:
     named = os.environ.get("TORPOR_TEST_MODEL")
     if named:
         return Path(named)
-    from torpor.service import default_model
+    from torpor.service.default_model import ensure_default_model
 
-    return Path(default_model.ensure())
+    return ensure_default_model(dict(os.environ))
+
+
+def real_spec(model: Path) -> RankSpec:
+    """A quarter of a GiB of KV."""
+    return RankSpec(
+        model=ModelConfig(
+            name="small",
+            engine=EngineConfig(model=str(model)),
+            kv_cache=KvCacheConfig(gpu_bytes=256 * MIB, host_bytes=256 * MIB),
+        ),
+        rank=0,
+        incarnation="test",
+        device=DeviceConfig(kind="host"),
+        device_index=0,
+        host_pool_bytes=0,
+    )

@@ -50,10 +50,10 @@ def _answer(host: EngineHost, call: str, arguments: tuple[Any, ...], keywords: d
         asked = [host.ask(prompt, **keywords) for prompt in arguments[0]]
         return [said.wait().tokens for said in asked]
     if call == "ask":
-        host.ask(*arguments, **keywords)
-        return None
+        said = host.ask(*arguments, **keywords)
+        return next(request for request, known in host.said.items() if known is said)
     if call == "events":
-        return next(iter(host.said.values())).events
+        return host.said[arguments[0]].events
     if call == "stats":
         return host.engine._manager.stats()  # type: ignore[attr-defined]
     if call in ("sleep", "wake"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.engine_host import MIB, EngineHost, KvCacheConfig, Oracle, dummy_spec
+from support.engine_host import EngineHost, Oracle, dummy_spec
 
 from torpor.actors.engine import InvalidPrompt
 from torpor.actors.messages import FinishReason, GenerateRequest, Sampling
@@ -82,25 +82,6 @@ def test_what_a_request_generated_is_a_prefix_of_the_next_turn(host: EngineHost)
     first = host.tell(prompt(20), max_tokens=21)
     second = host.tell(prompt(20) + first.tokens + [5], max_tokens=2)
     assert second.cached == 40  # of 41: the newest token's K and V were never computed
-
-
-def test_preemption_under_a_tiny_pool_changes_no_token(tiny: Path, oracle: Oracle) -> None:
-    pool = KvCacheConfig(tokens_per_block=8, gpu_bytes=2 * MIB, host_bytes=2 * MIB)
-    with EngineHost(dummy_spec(tiny, kv=pool, step_tokens=64)) as host:
-        slots = host.engine._manager.slots  # type: ignore[attr-defined]
-        count = 2 * slots * 8 // 256  # together they need twice the pool
-        asked = [host.ask(prompt(56, seed=i), max_tokens=200) for i in range(count)]
-        for i, said in enumerate(asked):
-            assert said.wait().tokens == oracle_text(oracle, i), i
-        assert host.engine._loop._scheduler.preemptions > 0  # type: ignore[attr-defined]
-        assert host.engine.error() == ""
-
-
-_texts: dict[int, list[int]] = {}
-
-
-def oracle_text(oracle: Oracle, seed: int) -> list[int]:
-    return oracle.greedy(prompt(56, seed=seed), 200)
 
 
 def test_seeded_samples_are_the_same_alone_and_in_a_crowd(host: EngineHost) -> None:

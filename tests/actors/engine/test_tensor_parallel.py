@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.engine_host import EngineHost, Oracle, dummy_spec, write_config
 from support.engine_ranks import Ranks
 
-from torpor.actors.engine import ModelRefused
+from torpor.actors.engine import ModelRefused, make_engine
+from torpor.actors.messages import FinishReason
 from torpor.native import Device, Ledger
 
 PROMPTS = [[random.Random(f"{n}").randrange(256) for _ in range(n)] for n in (5, 33, 70)]
@@ -69,31 +71,6 @@ def test_a_follower_that_is_quiesced_alone_goes_on_after_the_time_out(three: Ran
     assert three.call(0, "tell", PROMPTS[0], max_tokens=3)
 
 
-def test_a_rank_that_disagrees_is_found_before_the_forward(tiny: Path) -> None:
-    with Ranks(dummy_spec(tiny, tensor_parallel=3)) as ranks:
-        ranks.call(0, "tell", PROMPTS[2], max_tokens=4)
-        assert ranks.call(2, "skew") > 0
-        ranks.call(0, "ask", PROMPTS[2], max_tokens=4)
-        wait_for_error(ranks, 0)
-        assert "rank 2" in ranks.call(0, "error") and "answered 0 here and 64 on the leader" in ranks.call(
-            0, "error"
-        )
-        wait_for_error(ranks, 1)
-        assert "leader rank is gone" in ranks.call(1, "error")
-        events = ranks.call(0, "events")
-        assert events  # nobody is left waiting
-
-
-def test_a_leader_that_dies_ends_its_followers_with_an_error(tiny: Path) -> None:
-    with Ranks(dummy_spec(tiny, tensor_parallel=3)) as ranks:
-        ranks.processes[0].kill()
-        for rank in (1, 2):
-            wait_for_error(ranks, rank)
-            assert "leader rank is gone" in ranks.call(rank, "error")
-            with pytest.raises(RuntimeError, match="leader rank is gone"):
-                ranks.call(rank, "quiesce", 5.0)
-
-
 def wait_for_error(ranks: Ranks, rank: int) -> None:
     deadline = time.monotonic() + 20
     while not ranks.call(rank, "error") and time.monotonic() < deadline:
@@ -103,8 +80,6 @@ def wait_for_error(ranks: Ranks, rank: int) -> None:
 def test_a_number_of_ranks_that_does_not_divide_the_heads_is_refused_by_name(tiny: Path) -> None:
     device = Device.host("engine-divides", 1 << 22)
     spec = dummy_spec(tiny, tensor_parallel=2)
-    from dataclasses import replace
-
     spec = replace(spec, process_group="127.0.0.1:1", step_channel="127.0.0.1:2", channel_key=b"k")
     host = EngineHost(spec, device=device)
     with pytest.raises(ModelRefused, match="num_key_value_heads 3, which tensor_parallel 2 does not divide"):
@@ -114,7 +89,30 @@ def test_a_number_of_ranks_that_does_not_divide_the_heads_is_refused_by_name(tin
 
 def test_more_than_one_rank_needs_its_addresses(tmp_path: Path) -> None:
     device = Device.host("engine-addresses", 1 << 22)
-    from torpor.actors.engine import make_engine
-
     with pytest.raises(ModelRefused, match="process_group, step_channel and channel_key"):
         make_engine(dummy_spec(write_config(tmp_path), tensor_parallel=3), Ledger(device), device)
+
+
+def test_a_leader_that_dies_ends_its_follower_with_an_error(tmp_path: Path) -> None:
+    two = write_config(tmp_path, num_attention_heads=4, num_key_value_heads=2)
+    with Ranks(dummy_spec(two, tensor_parallel=2)) as ranks:
+        assert ranks.call(0, "tell", PROMPTS[0], max_tokens=4)[0] == Oracle(two).greedy(PROMPTS[0], 4)
+        ranks.processes[0].kill()
+        wait_for_error(ranks, 1)
+        assert "leader rank is gone" in ranks.call(1, "error")
+        with pytest.raises(RuntimeError, match="leader rank is gone"):
+            ranks.call(1, "quiesce", 5.0)
+
+
+def test_at_last_a_rank_that_disagrees_is_found_before_the_forward_and_nobody_hangs(three: Ranks) -> None:
+    """The last test of the three ranks: none of them steps afterwards."""
+    three.call(0, "tell", PROMPTS[2], max_tokens=4)
+    assert three.call(2, "skew") > 0
+    request = three.call(0, "ask", PROMPTS[2], max_tokens=4)
+    wait_for_error(three, 0)
+    assert "rank 2" in three.call(0, "error")
+    assert "answered 0 here and 64 on the leader" in three.call(0, "error")
+    wait_for_error(three, 1)
+    assert "leader rank is gone" in three.call(1, "error")
+    events = three.call(0, "events", request)
+    assert [event.finish_reason for event in events] == [FinishReason.ERROR]
