@@ -36,6 +36,7 @@ from torpor.actors.ports import RankPort, RankUnreachable
 
 STATUS_S = 2.0  # how long a listing waits for a rank
 REMEMBERED = 1000  # finished operations at hand without asking the journal
+LONGEST_PAUSE_S = 30.0  # between questions to a rank that is silent after a restart
 MAX_WAITING = 64  # operations a model
 
 
@@ -67,6 +68,7 @@ class Coordinator:
         self._models = {model.name: ModelRuntime(model, Published(model.name)) for model in config.models}
         self._runs: dict[str, Run] = {}
         self._finished: OrderedDict[str, Operation] = OrderedDict()
+        self._ended = asyncio.Event()  # replaced whenever an operation ends
         self._submitting = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._execution = Execution(config, journal, self._models, self.feed, host_limit_bytes, now)
@@ -96,6 +98,7 @@ class Coordinator:
         """Something outside has seen that this model cannot serve, e.g. that its loading failed."""
         runtime = self._models[model]
         runtime.published = runtime.published.changed(failed=reason)
+        runtime.ready.set()  # who waits for it need not wait any longer
         await self._journal.publish(runtime.published)
         self.feed.add(model=runtime.view())
 
@@ -114,11 +117,12 @@ class Coordinator:
             self._spawn(self._settle_later(runtime))
 
     async def _settle_later(self, runtime: ModelRuntime) -> None:
-        pause_s = 1.0
+        loop = asyncio.get_running_loop()
+        since_s, pause_s = loop.time(), 1.0
         while runtime.doubt:
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, 30.0)
-            for operation in await self._reconciler.settle(runtime):
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            for operation in await self._reconciler.settle(runtime, loop.time() - since_s):
                 self._remember(operation)
 
     # --- requests ---
@@ -219,15 +223,16 @@ class Coordinator:
         runtime.queue.remove(run)
         if runtime.queue:
             runtime.queue[0].turn.set()
-        self._remember(run.operation)
         del self._runs[run.operation.id]
-        run.done.set()
+        self._remember(run.operation)
         self.feed.add(operation=run.operation, model=runtime.view())
         if runtime.doubt:
             self._spawn(self._settle_later(runtime))
 
     def _remember(self, operation: Operation) -> None:
         self._finished[operation.id] = operation
+        self._ended.set()
+        self._ended = asyncio.Event()
         while len(self._finished) > REMEMBERED:
             self._finished.popitem(last=False)
 
@@ -239,12 +244,11 @@ class Coordinator:
     # --- questions ---
 
     async def wait(self, operation_id: str, timeout_s: float | None = None) -> Operation:
-        run = self._runs.get(operation_id)
-        if run is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await run.done.wait()
-            return run.operation
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                # Not only those that run: one that a coordinator before this left open is being settled.
+                while (await self.operation(operation_id)).state is OperationState.RUNNING:
+                    await self._ended.wait()
         return await self.operation(operation_id)
 
     async def operation(self, operation_id: str) -> Operation:
@@ -294,6 +298,10 @@ class Coordinator:
             return runtime.unknown_status(port.rank, f"unknown: {type(error).__name__}: {error}")
         runtime.statuses[port.rank] = status
         return status
+
+    def published_state(self, model: str) -> ModelState:
+        """As `models` tells it. KeyError when there is no such model."""
+        return self._models[model].state()
 
     def reserved_bytes(self) -> int:
         """Promised to running operations, over all nodes and devices; 0 when none runs."""

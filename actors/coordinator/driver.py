@@ -58,6 +58,7 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._epoch = machine.gathering.epoch
+        self._drained = False
         self._ends_at = float("inf")  # of preflight to stage, as the caller wants it
 
     async def run(self, begin: Step = Step.SURVEY, statuses: Sequence[RankStatus] = ()) -> None:
@@ -93,6 +94,7 @@ class Driver:
         step = self.machine.step
         self._on_step(step)
         self._stop_timer()
+        self._drained = self._drained or step is Step.DRAIN
         if step is Step.DONE:
             self._events.put_nowait(Cancel())  # wakes `run`, which sees that it is done
             return
@@ -200,9 +202,12 @@ class Driver:
                 return self._capped(deadlines.stage_s)
             case Step.STAGE:
                 return self._stage_s() + GRACE_S
-            case Step.DOUBT | Step.WITHDRAW:
+            case Step.DOUBT:
                 return GRACE_S
-            case Step.COMMIT | Step.PUBLISH | Step.OPEN | Step.ABORT:
+            case Step.WITHDRAW:
+                # Plans alone end by themselves; a gate that was drained is worth some patience.
+                return deadlines.commit_s if self._drained else GRACE_S
+            case Step.COMMIT | Step.PUBLISH | Step.OPEN | Step.ABORT | Step.REOPEN:
                 return deadlines.commit_s
             case _:
                 return None

@@ -108,7 +108,7 @@ class Execution:
         now_s = asyncio.get_running_loop().time()
         phases = run.operation.phases
         name = PHASE_OF.get(step)
-        if step in (Step.WITHDRAW, Step.ABORT):
+        if step in (Step.WITHDRAW, Step.ABORT, Step.REOPEN):
             name = phases[-1].name if phases else name  # undoing belongs to what it undoes
         if phases and phases[-1].name is not name:
             phases[-1].seconds = now_s - run.phase_began_s

@@ -49,7 +49,10 @@ _OUTCOME = {
 _NAMED = (RankOutcome.REFUSED, RankOutcome.FAILED)  # an abort does not hide whose fault it was
 # In these a no is not the last word: the rank is asked again until the deadline.
 _ALONE = (Step.RESERVE, Step.LOCK, Step.DECIDE)  # the coordinator's own
-_INSISTENT = (Step.COMMIT, Step.PUBLISH, Step.OPEN, Step.ABORT)
+_INSISTENT = (Step.COMMIT, Step.PUBLISH, Step.OPEN, Step.ABORT, Step.REOPEN)
+_UNDOING = (Step.WITHDRAW, Step.ABORT, Step.REOPEN)
+_LEADER_ALONE = (Step.DRAIN, Step.OPEN, Step.REOPEN)
+_FOLLOWERS = (Step.PUBLISH, Step.ABORT)
 
 
 class Gathering:
@@ -74,9 +77,9 @@ class Gathering:
 
     def _targets(self, step: Step) -> list[int]:
         living = [slot.rank for slot in self.slots if slot.answer is not Answer.LOST]
-        if step in (Step.DRAIN, Step.OPEN):
+        if step in _LEADER_ALONE:
             return [rank for rank in living if rank == 0]
-        if step is Step.PUBLISH:
+        if step in _FOLLOWERS:
             return [rank for rank in living if rank != 0]
         return [] if step in _ALONE else living
 
@@ -182,7 +185,7 @@ class Gathering:
         if step in _OUTCOME:
             slot.outcome = _OUTCOME[step]
             slot.reason = None
-        elif step in (Step.WITHDRAW, Step.ABORT) and not self.planned and slot.outcome not in _NAMED:
+        elif step in _UNDOING and not self.planned and slot.outcome not in _NAMED:
             slot.outcome = RankOutcome.ABORTED
 
     def _no(

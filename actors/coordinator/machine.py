@@ -1,7 +1,7 @@
 """One operation as a pure state machine: step and signal → step, actions, verdict. No clocks, no I/O.
 
     survey → preflight → reserve → drain (sleep) → lock → stage → decide → commit → publish → open → done
-                 └──────────── withdraw ───────────┘       └── abort
+                 └──────────── withdraw ───────────┘       └── abort → reopen
 
 Ranks' answers are folded into one signal a step (`Gathering`); the table below says what a signal leads to.
 """
@@ -130,10 +130,13 @@ TABLE: dict[tuple[Step, Signal], To] = {
     (Step.WITHDRAW, Signal.NO): _END,
     (Step.WITHDRAW, Signal.EXPIRED): _END,
     (Step.WITHDRAW, Signal.LOST): _END_FAILED,
-    # Something may be staged still: `as before` can't be promised, so that the model is failed.
-    (Step.ABORT, Signal.YES): _END,
-    (Step.ABORT, Signal.LOST): _END_FAILED,
+    # Out of time, something may be staged still: `as before` can't be promised, and the gate stays closed.
+    (Step.ABORT, Signal.YES): To(Step.REOPEN, (Action.CALL_ABORT,)),
+    (Step.ABORT, Signal.LOST): To(Step.REOPEN, (Action.CALL_ABORT,), _FAILED),
     (Step.ABORT, Signal.EXPIRED): _END_FAILED,
+    (Step.REOPEN, Signal.YES): _END,
+    (Step.REOPEN, Signal.LOST): _END_FAILED,
+    (Step.REOPEN, Signal.EXPIRED): _END_FAILED,
 }
 
 _EXPIRED_CODE = {
@@ -186,11 +189,7 @@ class Machine:
         self.gathering.ask(step)
         if step is Step.ABORT:
             self.verdict = _FAILED if self.gathering.lost else _REJECTED
-        if self.gathering.nobody_to_ask(step):
-            to = TABLE[step, Signal.LOST]
-            self._go(to)
-            return to.actions
-        return entry[step]
+        return self._pass_over(entry[step])
 
     def handle(self, event: Event) -> tuple[Action, ...]:
         """Answers of another step, epoch, operation or incarnation change nothing."""
@@ -204,15 +203,16 @@ class Machine:
             return ()
         self._note_reason(signal)
         self._go(to)
-        if not self.done and self.gathering.nobody_to_ask(self.step):
-            return self._go_on()
-        return to.actions
+        return self._pass_over(to.actions)
 
-    def _go_on(self) -> tuple[Action, ...]:
-        """Nobody is to be asked in this step (no followers, or all ranks are gone): take it as a yes."""
-        to = TABLE[self.step, Signal.YES]
-        self._go(to)
-        return to.actions
+    def _pass_over(self, actions: tuple[Action, ...]) -> tuple[Action, ...]:
+        """Steps in which nobody is to be asked: without followers that is a yes, when all are gone they are lost."""
+        while not self.done and self.gathering.nobody_to_ask(self.step):
+            everybody_gone = all(slot.answer is Answer.LOST for slot in self.slots)
+            to = TABLE[self.step, Signal.LOST if everybody_gone else Signal.YES]
+            self._go(to)
+            actions = to.actions
+        return actions
 
     def _go(self, to: To) -> None:
         self.step = to.step

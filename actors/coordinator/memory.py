@@ -50,17 +50,23 @@ class MemoryGate:
     open: bool = True
     reason: GateReason | None = None
     running: int = 0  # requests; tests set it
-    before: tuple[bool, GateReason | None] | None = None  # the operation in hand found it so
+    holder: str | None = None  # the operation that closed it
+    before: tuple[bool, GateReason | None] = (True, None)  # as the holder found it
 
-    def close(self, reason: GateReason) -> None:
-        if self.before is None:
-            self.before = (self.open, self.reason)
+    def close(self, operation: str, reason: GateReason) -> None:
+        if self.holder != operation:
+            self.put_back(self.holder)
+            self.holder, self.before = operation, (self.open, self.reason)
         self.open, self.reason = False, reason
 
-    def put_back(self) -> None:
-        if self.before is not None:
+    def put_back(self, operation: str | None) -> None:
+        """What another operation did is not this one's to undo."""
+        if self.holder is not None and self.holder == operation:
             self.open, self.reason = self.before
-        self.before = None
+            self.holder = None
+
+    def settle(self, reason: GateReason | None) -> None:
+        self.holder, self.open, self.reason = None, reason is None, reason
 
 
 @dataclass(eq=False)
@@ -100,12 +106,15 @@ class MemoryRank:
         return await self._phase("preflight", call, lambda: self.ledger.preflight(call, request))
 
     async def drain(self, call: PhaseCall, spec: DrainSpec, timeout_s: float, lease_s: float) -> PhaseReply:
-        self.gate.close(GateReason.DRAINING)
+        if call.epoch >= self.epoch and self.ledger.phase is LedgerPhase.IDLE and not self.dead:
+            self.gate.close(call.operation, GateReason.DRAINING)
+            self._end_lease()
+            self._lease = asyncio.get_running_loop().call_later(timeout_s + lease_s, self._lease_over, call)
         waited_s = 0.0
         while spec.mode is DrainMode.FINISH and self.gate.running and waited_s < timeout_s and not self.dead:
             await asyncio.sleep(0.05)
             waited_s += 0.05
-        return await self._phase("drain", call, lambda: self._drained(spec, timeout_s, lease_s))
+        return await self._phase("drain", call, lambda: self._drained(call, spec, timeout_s))
 
     async def stage(self, call: PhaseCall, timeout_s: float) -> PhaseReply:
         return await self._phase("stage", call, lambda: self._staged(call))
@@ -145,42 +154,39 @@ class MemoryRank:
             live_sequences=self.gate.running,
         )
 
-    def _drained(self, spec: DrainSpec, timeout_s: float, lease_s: float) -> PhaseReply:
+    def _drained(self, call: PhaseCall, spec: DrainSpec, timeout_s: float) -> PhaseReply:
         if spec.mode is DrainMode.FINISH and self.gate.running:
-            self.gate.put_back()
+            self.gate.put_back(call.operation)
             still = f"{self.gate.running} requests still ran after {timeout_s:g} s"
             why = f"{still}; drain with mode abort, or wait longer"
             return self.ledger.refuse(Refusal(RejectCode.DRAIN_TIMEOUT, why))
         aborted, self.gate.running = self.gate.running, 0
-        self._lease = asyncio.get_running_loop().call_later(lease_s, self._lease_over)
         return replace(self.ledger.accept(), aborted_requests=aborted)
 
-    def _lease_over(self) -> None:
+    def _lease_over(self, call: PhaseCall) -> None:
         if self.ledger.phase is LedgerPhase.IDLE and not self.dead:
-            self.gate.put_back()
+            self.gate.put_back(call.operation)
 
     def _staged(self, call: PhaseCall) -> PhaseReply:
         reply = self.ledger.stage(call)
         if reply.ok:
             kind = self.ledger.kind
-            self.gate.close(GateReason.SLEEPING if kind is Kind.SLEEP else GateReason.WAKING)
+            self.gate.close(call.operation, GateReason.SLEEPING if kind is Kind.SLEEP else GateReason.WAKING)
         return reply
 
     def _aborted(self, call: PhaseCall) -> PhaseReply:
         reply = self.ledger.abort(call)
         if reply.ok:
-            self._end_lease()
-            self.gate.put_back()
+            self.gate.put_back(call.operation)
         return reply
 
     def _published(self, call: PhaseCall) -> PhaseReply:
         reply = self.ledger.publish(call)
         if reply.ok:
             self._end_lease()
-            self.gate.before = None
             parked, undefined = self.ledger.parked, self.ledger.undefined
             reason = GateReason.ASLEEP if parked else GateReason.CONTENTS_UNDEFINED if undefined else None
-            self.gate.open, self.gate.reason = reason is None, reason
+            self.gate.settle(reason)
         return reply
 
     def _end_lease(self) -> None:

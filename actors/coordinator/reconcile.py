@@ -25,11 +25,22 @@ from torpor.actors.ports import RankUnreachable
 
 @dataclass(slots=True)
 class _Survey:
-    """Who answered, who is gone for good, and who has said nothing yet."""
+    """Who answered, who is gone for good, who has not loaded yet, and who has said nothing."""
 
     there: dict[int, RankStatus] = field(default_factory=dict)
     gone: dict[int, str] = field(default_factory=dict)
+    loading: dict[int, str] = field(default_factory=dict)
     silent: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def open_questions(self) -> str:
+        return "; ".join((*self.loading.values(), *self.silent.values()))
+
+    def give_up(self) -> None:
+        """Nobody is waited for any longer: operations must end, too."""
+        for rank, why in (*self.loading.items(), *self.silent.items()):
+            self.gone[rank] = why
+        self.loading, self.silent = {}, {}
 
 
 class Reconciler:
@@ -43,27 +54,27 @@ class Reconciler:
         self._execution = execution
         self._now = now
 
-    async def settle(self, runtime: ModelRuntime) -> list[Operation]:
-        """The operations that this has ended. Sets runtime.ready, or runtime.doubt, or published.failed."""
+    async def settle(self, runtime: ModelRuntime, waited_s: float = 0.0) -> list[Operation]:
+        """The operations that this has ended. Sets runtime.ready, or runtime.doubt, or published.failed.
+
+        waited_s: how long the model has been in doubt; past a bound, who does not answer counts as gone.
+        """
         runtime.ready.clear()
-        survey = await self._survey(runtime)
-        if survey.silent:
-            runtime.doubt = "; ".join(survey.silent.values())
-            return []
-        runtime.doubt = ""
-        finished = await self._settle_operations(runtime, survey)
-        survey = await self._survey(runtime)
-        if survey.silent:
-            runtime.doubt = "; ".join(survey.silent.values())
-            return finished
-        await self._publish(runtime, survey)
-        if not runtime.published.failed:
+        finished: list[Operation] = []
+        survey = await self._survey(runtime, waited_s)
+        if not survey.open_questions:
+            finished = await self._settle_operations(runtime, survey)
+            survey = await self._survey(runtime, waited_s)
+        runtime.doubt = survey.open_questions
+        if not runtime.doubt:
+            await self._publish(runtime, survey)
             runtime.ready.set()
         return finished
 
-    async def _survey(self, runtime: ModelRuntime) -> _Survey:
+    async def _survey(self, runtime: ModelRuntime, waited_s: float) -> _Survey:
         survey = _Survey()
-        timeout_s = self._config.deadlines.preflight_s
+        deadlines = self._config.deadlines
+        timeout_s = deadlines.preflight_s
 
         async def ask(rank: int) -> None:
             try:
@@ -84,6 +95,9 @@ class Reconciler:
                     )
 
         await asyncio.gather(*(ask(rank) for rank in range(len(runtime.ports))))
+        patience_s = deadlines.load_s if survey.loading else deadlines.stage_s + deadlines.commit_s
+        if waited_s > patience_s:
+            survey.give_up()
         return survey
 
     async def _settle_operations(self, runtime: ModelRuntime, survey: _Survey) -> list[Operation]:
@@ -133,7 +147,10 @@ class Reconciler:
         return operation, request, decided
 
     async def _publish(self, runtime: ModelRuntime, survey: _Survey) -> None:
-        failed = "; ".join(survey.gone.values()) or disagreement(survey.there)
+        broken = {
+            rank: f"rank {rank}: {status.error}" for rank, status in survey.there.items() if status.error
+        }
+        failed = "; ".join((survey.gone | broken).values()) or disagreement(survey.there)
         stuck = in_doubt(survey.there)
         if stuck and not failed:
             failed = f"operation {', '.join(stuck)} could not be ended on every rank"

@@ -39,7 +39,6 @@ class Run:
     driver: Driver | None = None
     cancelled: bool = False
     turn: asyncio.Event = field(default_factory=asyncio.Event)
-    done: asyncio.Event = field(default_factory=asyncio.Event)
     locks: list[asyncio.Lock] = field(default_factory=list)
     phase_began_s: float = 0.0
 
@@ -53,7 +52,7 @@ class ModelRuntime:
     config: ModelConfig
     published: Published
     ports: Sequence[RankPort] = ()
-    ready: asyncio.Event = field(default_factory=asyncio.Event)  # attached, and no doubt left
+    ready: asyncio.Event = field(default_factory=asyncio.Event)  # no doubt left: awake, asleep or failed
     doubt: str = ""  # why it is not ready though attached
     statuses: dict[int, RankStatus] = field(default_factory=dict)  # the last known
     queue: deque[Run] = field(default_factory=deque)  # the first one has its turn

@@ -21,7 +21,8 @@ class Step(StrEnum):
     PUBLISH = "publish"  # followers
     OPEN = "open"  # then the leader, whose gate opens last
     WITHDRAW = "withdraw"  # take back a preflight or a drain
-    ABORT = "abort"  # take back a stage
+    ABORT = "abort"  # take back a stage: followers
+    REOPEN = "reopen"  # then the leader, whose gate must not open while a follower is staged
     DONE = "done"
 
 
@@ -40,6 +41,7 @@ PHASE_OF: dict[Step, Phase] = {
     Step.OPEN: Phase.PUBLISH,
     Step.WITHDRAW: Phase.PREFLIGHT,
     Step.ABORT: Phase.STAGE,
+    Step.REOPEN: Phase.STAGE,
 }
 
 

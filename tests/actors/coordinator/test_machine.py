@@ -24,7 +24,7 @@ from torpor.actors.messages import (
 
 BEFORE_DECISION = {Step.SURVEY, Step.PREFLIGHT, Step.RESERVE, Step.DRAIN, Step.LOCK, Step.STAGE, Step.DOUBT}
 DECIDED = {Step.COMMIT, Step.PUBLISH, Step.OPEN}
-UNDOING = {Step.WITHDRAW, Step.ABORT}
+UNDOING = {Step.WITHDRAW, Step.ABORT, Step.REOPEN}
 # What can't happen in a step, and why the table has no row for it.
 IMPOSSIBLE = (
     {(Step.DONE, signal) for signal in Signal}
@@ -32,7 +32,9 @@ IMPOSSIBLE = (
     | {(step, Signal.GO_DRAIN) for step in Step if step is not Step.RESERVE}
     | {(step, Signal.GO_LOCK) for step in Step if step is not Step.RESERVE}
     | {(step, Signal.CANCEL) for step in (*DECIDED, *UNDOING, Step.DECIDE)}  # refused: too late
-    | {(step, Signal.NO) for step in (*DECIDED, Step.ABORT)}  # a no is asked again until the deadline
+    | {
+        (step, Signal.NO) for step in (*DECIDED, Step.ABORT, Step.REOPEN)
+    }  # a no is asked again until the deadline
     | {(step, Signal.LOST) for step in (Step.RESERVE, Step.LOCK, Step.DECIDE)}  # no rank is asked
     | {
         (step, Signal.EXPIRED) for step in (Step.RESERVE, Step.DECIDE)
@@ -76,7 +78,7 @@ def test_an_end_always_has_a_verdict() -> None:
         if to.step is Step.DONE and to.verdict is None:
             assert step in UNDOING, "only undoing keeps the verdict that led to it"
         if to.step in UNDOING:
-            assert to.verdict is not None or step is Step.DECIDE
+            assert to.verdict is not None or step in UNDOING
 
 
 # --- walked by hand ---
@@ -198,6 +200,25 @@ def test_a_stage_that_is_not_done_in_time_is_aborted() -> None:
     assert machine.refusal is not None and machine.refusal.code is RejectCode.STAGE_TIMEOUT
 
 
+def test_the_gate_reopens_only_after_all_followers_have_aborted() -> None:
+    machine = staging(3)
+    machine.handle(Failed(Step.STAGE, 0, "boom"))
+    assert (machine.step, machine.gathering.pending()) == (Step.ABORT, [1, 2])
+    machine.handle(Replied(Step.ABORT, 1, reply(1, Phase.STAGE)))
+    assert machine.handle(Replied(Step.ABORT, 2, reply(2, Phase.STAGE))) == (Action.CALL_ABORT,)
+    assert (machine.step, machine.gathering.pending()) == (Step.REOPEN, [0])
+    assert machine.handle(Replied(Step.REOPEN, 0, reply(0, Phase.STAGE))) == (Action.FINISH,)
+    assert machine.verdict is OperationState.REJECTED
+
+
+def test_the_gate_stays_closed_when_a_follower_may_be_staged_still() -> None:
+    machine = staging(3)
+    machine.handle(Failed(Step.STAGE, 0, "boom"))
+    machine.handle(Replied(Step.ABORT, 1, reply(1, Phase.STAGE)))
+    assert machine.handle(Expired(Step.ABORT)) == (Action.FINISH,)
+    assert machine.verdict is OperationState.FAILED
+
+
 def test_stages_of_different_plans_are_found_before_the_decision() -> None:
     """M7."""
     machine = staging()
@@ -233,7 +254,9 @@ def test_a_rank_that_was_replaced_is_lost() -> None:
     machine.handle(Replied(Step.STAGE, 0, reply(0, Phase.STAGE)))
     machine.handle(Expired(Step.STAGE))
     machine.handle(Told(Step.DOUBT, 1, status(1, incarnation="two")))
-    assert machine.step is Step.ABORT and machine.verdict is OperationState.FAILED
+    assert machine.step is Step.REOPEN and machine.verdict is OperationState.FAILED, (
+        "no follower is left to abort"
+    )
 
 
 def test_a_single_rank_has_no_followers_to_publish_to() -> None:
