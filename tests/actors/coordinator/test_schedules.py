@@ -94,10 +94,10 @@ class Schedule:
     async def settle(self) -> list[Operation]:
         """Everything comes to an end, and agrees."""
         outcomes = [await self.rig.coordinator.wait(name, 5000.0) for name in self.accepted]
+        await asyncio.sleep(5000.0)  # also of what is asked again in the background
         for model, ranks in self.rig.cluster.ranks.items():
             if any(rank.dead for rank in ranks):  # who made the ranks watches them
                 await self.rig.coordinator.fail(model, "a rank has died")
-        await asyncio.sleep(5000.0)  # also of what is asked again in the background
         for model in self.rig.cluster.ranks:
             self.check_model(model)
         if self.rig.coordinator.reserved_bytes():
