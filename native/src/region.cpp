@@ -10,8 +10,8 @@ namespace torpor {
 
 namespace {
 
-// Host copies come in pieces, so that the pool can hand a piece of one region to another.
-constexpr std::size_t piece_bytes = std::size_t{256} << 20;
+// Host copies come in pieces: a stop is heard between them, and the pool can hand one on to another region.
+constexpr std::size_t piece_bytes = transfer_window_bytes;
 
 std::size_t total_bytes(const std::vector<HostBuffer>& buffers) noexcept {
   std::size_t total = 0;
@@ -113,13 +113,21 @@ void Region::stage_sleep(const Item& item, UndoStack& undo, StageContext& contex
   pending_mode_ = item.mode;
 }
 
+// The next piece of host memory is made while the one before is being filled.
 void Region::copy_out(RestoreMode mode, StageContext& context) {
-  for (std::size_t at = 0; at < spec_.size_bytes; at += piece_bytes) {
-    const std::size_t part_bytes = std::min(piece_bytes, spec_.size_bytes - at);
-    staged_saved_.push_back(pool_->acquire(part_bytes, mode == RestoreMode::pinned));
-    const Copy one{staged_saved_.back().base(), address() + at, part_bytes};
-    context.moved_bytes +=
-        transfer(*device_, std::span(&one, 1), StreamId::out, context.deadline, context.stop);
+  try {
+    for (std::size_t at = 0; at < spec_.size_bytes; at += piece_bytes) {
+      const std::size_t part_bytes = std::min(piece_bytes, spec_.size_bytes - at);
+      staged_saved_.push_back(pool_->acquire(part_bytes, mode == RestoreMode::pinned));
+      if (at > 0) device_->wait(StreamId::out, context.deadline, context.stop);
+      const Copy one{staged_saved_.back().base(), address() + at, part_bytes};
+      device_->copy(std::span(&one, 1), StreamId::out);
+      context.moved_bytes += part_bytes;
+    }
+    device_->wait(StreamId::out, context.deadline, context.stop);
+  } catch (...) {
+    drain(*device_, StreamId::out);  // the undo frees the pieces: nothing may still be writing there
+    throw;
   }
 }
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.hpp"
@@ -19,7 +20,7 @@ namespace rig {
 
 using namespace torpor;
 
-constexpr std::size_t grain = std::size_t{64} << 10;
+constexpr std::size_t grain = std::size_t{16} << 10;
 constexpr std::size_t chunk = 32 * grain;  // what the host device maps at once
 constexpr std::size_t capacity = 16 * chunk;
 constexpr std::chrono::seconds patience{20};
@@ -52,9 +53,20 @@ inline bool is_zero(const Region& region) {
   return std::all_of(bytes, bytes + region.size_bytes(), [](std::uint8_t byte) { return byte == 0; });
 }
 
+// Waits until the device has been asked for that call (since fail_at): then a delayed one is under way.
+inline void until_called(const FaultyDevice& device, const std::string& call) {
+  const auto give_up = Clock::now() + patience;
+  for (;;) {
+    const std::vector<std::string> log = device.log();
+    if (std::find(log.begin(), log.end(), call) != log.end()) return;
+    if (Clock::now() > give_up) check::fail(__FILE__, __LINE__, "never called: " + call);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 struct Rig {
-  explicit Rig(std::size_t host_pool_bytes = 0)
-      : host(make_host_device(fresh_name(), capacity, grain)),
+  explicit Rig(std::size_t host_pool_bytes = 0, std::size_t capacity_bytes = capacity)
+      : host(make_host_device(fresh_name(), capacity_bytes, grain)),
         faulty(make_faulty_device(host)),
         ledger(std::make_unique<Ledger>(faulty, host_pool_bytes)) {}
 

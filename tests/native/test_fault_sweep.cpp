@@ -131,6 +131,39 @@ CASE(
   }
 }
 
+CASE("a copy of several pieces may fail at each of them, and a stop is heard between them (M3, C6)") {
+  constexpr std::size_t size = (std::size_t{64} << 20) + 7;  // two pieces of at most 64 MiB
+  constexpr std::size_t room = std::size_t{65} << 20;
+  Rig rig(0, room);
+  (void)rig.region("weights", size);
+  const std::size_t free_awake = rig.free_bytes();
+  const auto copies_or_waits = [](const std::vector<std::string>& log) {
+    return std::count_if(log.begin(), log.end(),
+                         [](const auto& call) { return call == "copy" || call == "wait"; });
+  };
+  for (std::uint64_t k = 1; k <= 7; ++k) {  // quiesce, then twice create_host, copy and wait
+    rig.faulty->fail_at(k);
+    CHECK_THROWS(DeviceError, rig.stage(Action::sleep));
+    rig.faulty->fail_at(0);
+    CHECK(rig.host_bytes() == 0 && rig.free_bytes() == free_awake);
+  }
+  CHECK(rig.stage(Action::sleep).moved_bytes == size);
+  CHECK(copies_or_waits(rig.faulty->log()) == 4);
+  (void)rig.finish();
+  rig.faulty->fail_at(0);
+  rig.faulty->delay("wait", 0.3);
+  std::thread stopper([&] {
+    until_called(*rig.faulty, "wait");
+    rig.ledger->stop();
+  });
+  CHECK_THROWS(Stopped, rig.stage(Action::wake));
+  stopper.join();
+  CHECK(rig.free_bytes() == room && rig.host_bytes() == size);
+  rig.faulty->delay("wait", 0);
+  (void)rig.wake();
+  CHECK(rig.all_hold());
+}
+
 CASE("a device that fails for good leaves nothing behind once it is gone") {
   Rig rig;
   fill_rig(rig);

@@ -227,7 +227,8 @@ CASE("a forked child can neither use nor free what its parent made (M2, F30)") {
   const auto device = make_host_device(fresh_name(), 64 * mib);
   auto reservation = std::make_unique<Reservation>(device, 4 * mib);
   auto mapping = std::make_unique<Mapping>(device, reservation->base(), Physical(device, 4 * mib));
-  auto buffer = std::make_unique<HostBuffer>(device, 4 * mib, true);
+  // Large, so that what the child maps for itself does not happen to fill the whole gap.
+  auto buffer = std::make_unique<HostBuffer>(device, 32 * mib, true);
   set_byte(mapping->address(), 42);
   set_byte(buffer->base(), 43);
   CHECK(process::faults(buffer->base()));  // MADV_DONTFORK

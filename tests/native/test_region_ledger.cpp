@@ -1,6 +1,4 @@
 // Region and Ledger: what a transaction promises when nothing breaks, and when it is refused.
-#include <thread>
-
 #include "ledger_rig.hpp"
 #include "process.hpp"
 
@@ -160,7 +158,7 @@ CASE("a wake without room is refused ten times with numbers, leaks nothing, and 
     const Refusal refusal = plan.refusals.front();
     CHECK(refusal.code == "device_memory" && refusal.needed_bytes == 6 * chunk &&
           refusal.free_bytes == 5 * chunk);
-    CHECK(refusal.reason.find("needed 12.0 MiB, free 10.0 MiB on host device '") == 0);
+    CHECK(refusal.reason.find("needed 3.0 MiB, free 2.5 MiB on host device '") == 0);
     CHECK_THROWS(OutOfDeviceMemory, rig.ledger->stage(plan, patience));
     CHECK(rig.free_bytes() == 5 * chunk && rig.host_bytes() == 6 * chunk);
   }
@@ -179,9 +177,10 @@ CASE("memory that goes away between preflight and stage, or during stage, is no 
   auto hog = std::make_unique<Physical>(rig.host, capacity - 5 * chunk);
   CHECK_THROWS(OutOfDeviceMemory, rig.ledger->stage(plan, patience));
   hog.reset();
-  rig.faulty->delay("quiesce", 0.2);  // after the plan was made again, before anything is created
+  rig.faulty->fail_at(0);
+  rig.faulty->delay("quiesce", 0.5);  // after the plan was made again, before anything is created
   std::thread thief([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(80));
+    until_called(*rig.faulty, "quiesce");
     hog = std::make_unique<Physical>(rig.host, capacity - 5 * chunk);
   });
   bool refused = false;
@@ -264,7 +263,7 @@ CASE("a hundred cycles leave files, mappings and memory where they were (M2, F17
     const std::size_t free_awake = rig.free_bytes();
     for (int round = 0; round < 100; ++round) cycle(round);
     CHECK(process::open_files() == files);
-    CHECK(process::mappings() <= maps + 4);  // the allocator may have grown by itself
+    CHECK(process::mappings() < maps + 50);  // a sanitizer's own grow; one leaked in each cycle would be 100
     CHECK(rig.free_bytes() == free_awake && rig.all_hold());
     CHECK(rig.ledger->host_pool()->idle_bytes() <= pool_bytes);
   }

@@ -27,7 +27,7 @@ constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 // Left to everybody else, so that an allocation that just fits does not push the machine over.
 constexpr std::size_t reserve_bytes = std::size_t{128} << 20;
 constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
-constexpr std::size_t bytes_per_toucher = std::size_t{32} << 20;
+constexpr std::size_t bytes_per_toucher = std::size_t{4} << 20;
 
 // Files of the kernel are read by plain calls: the numbers of a C++ stream go through the process's locale,
 // and libraries loaded beside us (CUDA's among them) can break that for everyone.

@@ -42,8 +42,9 @@ bool lock_byte(int file, off_t byte, short type, bool wait) noexcept {
 // A directory of this user alone. Another user could have made it first in /tmp, so what is there is checked.
 std::string private_directory() {
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  const std::string path = runtime != nullptr && *runtime == '/' ? std::string(runtime) + "/torpor"
-                                                                 : "/tmp/torpor-" + std::to_string(geteuid());
+  const bool usable = runtime != nullptr && *runtime == '/' && access(runtime, W_OK | X_OK) == 0;
+  const std::string path =
+      usable ? std::string(runtime) + "/torpor" : "/tmp/torpor-" + std::to_string(geteuid());
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
     fail(
         "cannot make " + path + " for the books of host devices; set XDG_RUNTIME_DIR to a writable directory",
