@@ -6,17 +6,16 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers import modeling_gguf_pytorch_utils as gguf_reading
 
 from torpor.actors.config import EngineConfig
 from torpor.actors.engine.attention import ATTENTION, register
 from torpor.actors.engine.errors import ModelRefused
+from torpor.actors.engine.gguf_reading import parsed_once
 from torpor.actors.engine.source import LoadFormat, ModelSource, check_config, resolve
 from torpor.actors.engine.tokenizer import ByteTokenizer, PretrainedTokenizer, Tokenizer
 
@@ -40,16 +39,15 @@ def load_model(engine: EngineConfig, tensor_parallel: int, device_kind: str) -> 
     source = resolve(engine)
     if engine.attention not in ("auto", "torch"):
         raise ModelRefused(f"engine.attention {engine.attention!r} is unknown; known: auto, torch")
-    config = _config(source)
-    check_config(config, tensor_parallel)
-    context_tokens = _context_tokens(engine, config)
-    dtype = _dtype(engine.dtype, config, device_kind)
     register()
-    with _quiet():
+    with _quiet(), parsed_once():
+        config = _config(source)
+        check_config(config, tensor_parallel)
+        context_tokens = _context_tokens(engine, config)
+        dtype = _dtype(engine.dtype, config, device_kind)
         tokenizer = _tokenizer(source, config)
-        module = (
-            _dummy(config, dtype, engine.seed) if source.format is LoadFormat.DUMMY else _read(source, dtype)
-        )
+        dummy = source.format is LoadFormat.DUMMY
+        module = _dummy(config, dtype, engine.seed) if dummy else _read(source, config, dtype)
     module.requires_grad_(False).eval()
     return LoadedModel(module, config, tokenizer, _eos(module, config), context_tokens, dtype)
 
@@ -65,14 +63,23 @@ def _config(source: ModelSource) -> Any:
         raise ModelRefused(f"the model's configuration in {name} cannot be read: {error}") from error
 
 
-def _read(source: ModelSource, dtype: torch.dtype) -> torch.nn.Module:
+def _read(source: ModelSource, config: Any, dtype: torch.dtype) -> torch.nn.Module:
+    name = source.folder / (source.gguf_file or "")
+    model: torch.nn.Module
     try:
-        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-            source.folder, dtype=dtype, attn_implementation=ATTENTION, **source.pretrained_kwargs()
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source.folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            output_loading_info=True,
+            **source.pretrained_kwargs(),
         )
     except Exception as error:  # as above
-        name = source.folder / (source.gguf_file or "")
         raise ModelRefused(f"the weights in {name} cannot be read: {error}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers would serve them with random numbers
+        raise ModelRefused(f"{name} lacks {len(missing)} tensors, the first {missing[0]}; download it again")
     return model
 
 
@@ -94,7 +101,8 @@ def _tokenizer(source: ModelSource, config: Any) -> Tokenizer:
             f"{source.folder} holds no tokenizer; put the checkpoint's tokenizer files beside it"
         )
     try:
-        return PretrainedTokenizer(AutoTokenizer.from_pretrained(source.folder, **source.pretrained_kwargs()))
+        tokenizer = AutoTokenizer.from_pretrained(source.folder, config=config, **source.pretrained_kwargs())
+        return PretrainedTokenizer(tokenizer)
     except Exception as error:  # as above
         raise ModelRefused(f"the tokenizer of {source.folder} cannot be read: {error}") from error
 
@@ -133,12 +141,10 @@ def _eos(module: Any, config: Any) -> frozenset[int]:
 def _quiet() -> Iterator[None]:
     """Without transformers' progress bars, which belong to no log."""
     logging = transformers.utils.logging
-    shown, gguf_bar = logging.is_progress_bar_enabled(), gguf_reading.tqdm
+    shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
-    gguf_reading.tqdm = partial(gguf_bar, disable=True)  # it asks no setting
     try:
         yield
     finally:
-        gguf_reading.tqdm = gguf_bar
         if shown:
             logging.enable_progress_bar()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.engine_host import MIB, EngineHost, real_spec, small_model
+
+from torpor.actors.engine import ModelRefused
 
 QUESTION = ({"role": "user", "content": "What is the capital of France?"},)
 PROMPTS = ["The first three planets from the sun are", "def fibonacci(n):", "Grüße aus Köln 🙂 und"]
@@ -63,6 +66,17 @@ def test_it_gives_the_same_answer_after_a_sleep(real: EngineHost, mode: str, cac
     after = real.tell(messages=QUESTION, max_tokens=30)
     assert after.tokens == before.tokens
     assert after.cached == cached
+
+
+def test_half_a_file_is_refused(tmp_path: Path) -> None:
+    """A download that broke off."""
+    half = tmp_path / "half.gguf"
+    with small_model().open("rb") as whole:
+        half.write_bytes(whole.read(20_000_000))
+    host = EngineHost(real_spec(half))
+    with pytest.raises(ModelRefused, match=r"half\.gguf cannot be read"):
+        host.engine.load()
+    assert host.ledger.tags == []
 
 
 def test_characters_of_several_tokens_reach_the_reader_whole(real: EngineHost) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.engine_host import EngineHost, Oracle, dummy_spec, write_config
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -110,6 +111,13 @@ def test_a_safetensors_folder_is_served(tiny: Path, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     assert "holds no tokenizer" in refused(EngineConfig(model=str(tmp_path)), tiny)
     write_tokenizer(tmp_path)
+    (whole := tmp_path / "model.safetensors").rename(tmp_path / "kept")
+    tensors = load_file(tmp_path / "kept")
+    save_file({k: v for k, v in tensors.items() if "layers.1.mlp.up" not in k}, whole, {"format": "pt"})
+    assert "lacks 1 tensors, the first model.layers.1.mlp.up_proj" in refused(
+        EngineConfig(model=str(tmp_path)), tiny
+    )
+    (tmp_path / "kept").rename(whole)
     oracle = Oracle(config)
     oracle.model.load_state_dict(model.state_dict())
     spec = dummy_spec(tmp_path)

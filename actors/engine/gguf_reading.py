@@ -1,0 +1,28 @@
+"""Reading a GGUF file through transformers without parsing it again for each of transformers' questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+
+import gguf
+from transformers import modeling_gguf_pytorch_utils as reading
+
+
+@contextmanager
+def parsed_once() -> Iterator[None]:
+    """Inside, a file's header is parsed once, and no progress bar is drawn.
+
+    Configuration, tokenizer and weights each parse the whole header, some 150,000 strings for a small model, and the
+    table of tensor names is built anew for every module: most of the time that loading takes. transformers looks
+    the reader up in `gguf` at each call, so that a remembering one can stand in for it.
+    """
+    reader, names, bar = gguf.GGUFReader, gguf.get_tensor_name_map, reading.tqdm
+    gguf.GGUFReader = cache(reader)
+    gguf.get_tensor_name_map = cache(names)
+    reading.tqdm = partial(bar, disable=True)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader, gguf.get_tensor_name_map, reading.tqdm = reader, names, bar
