@@ -17,8 +17,10 @@ int main(int argc, char** argv) {
       },
       "host of 64 KiB");
   if (cuda_device_count() > 0) {
-    contract::run_all([] { return make_cuda_device(0); }, "cuda");
-    contract::run_all([] { return make_faulty_device(make_cuda_device(0)); }, "faulty(cuda)");
+    const auto cuda = make_cuda_device(0);
+    contract::warm_up(cuda);
+    contract::run_all([cuda] { return cuda; }, "cuda");
+    contract::run_all([cuda] { return make_faulty_device(cuda); }, "faulty(cuda)");
   } else {
     std::printf("no CUDA device here: the contract ran over host devices only\n");
   }

@@ -20,6 +20,8 @@
 
 namespace torpor {
 
+class Externals;  // src/externals.hpp
+
 enum class LedgerPhase : std::uint8_t { idle, staged, committing, committed };
 [[nodiscard]] const char* to_string(LedgerPhase phase) noexcept;
 
@@ -47,7 +49,7 @@ struct LedgerStatus {
 // object is forgotten: losing a handle must not allow a sleep.
 class Registration final {
  public:
-  Registration(std::shared_ptr<class Externals> externals, std::uint64_t id);
+  Registration(std::shared_ptr<Externals> externals, std::uint64_t id);
   void close() noexcept;
 
  private:
