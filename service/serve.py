@@ -24,6 +24,7 @@ from torpor.service.admission import admission_from
 from torpor.service.app import create_app
 from torpor.service.settings.shape import Settings, cluster_config
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _POLL_S = 0.25
 _STREAMS_END_S = 5  # how long open streams may go on after a signal
 
@@ -60,9 +61,14 @@ def serve(settings: Settings, around: Surroundings) -> int:
         config = cluster_config(settings)
         for model in config.models:
             around.say(f"Starting {model.name} ({model.engine.model}), {model.tensor_parallel} rank(s)")
-        cluster = _start(around, config)
         try:
-            return asyncio.run(_serve(cluster, config, listener, around))
+            with _signals_held() as interrupted:
+                cluster = around.start_cluster(config)
+        except (KeyboardInterrupt, SystemExit):
+            # The second signal; or a SIGTERM that the cluster, half started, answers with an exit of its own.
+            raise ServeError("interrupted while starting") from None
+        try:
+            return 0 if interrupted() else asyncio.run(_serve(cluster, config, listener, around))
         finally:
             around.say("Stopping: the ranks end, their memory is given back")
             cluster.shutdown()
@@ -110,29 +116,28 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _start(around: Surroundings, config: ClusterConfig) -> Cluster:
-    with _terminate_interrupts():
-        try:
-            return around.start_cluster(config)
-        except KeyboardInterrupt:
-            raise ServeError("interrupted while starting") from None
-
-
 @contextlib.contextmanager
-def _terminate_interrupts() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt as SIGINT does, while there is no event loop to handle it."""
+def _signals_held() -> Iterator[Callable[[], bool]]:
+    """SIGINT and SIGTERM wait until what was begun is whole, so that it can be ended in order; a second one does not.
+
+    Yields whether one came.
+    """
+    came: list[int] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: False
         return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, hold) for number in _SIGNALS}
     try:
-        yield
+        yield lambda: bool(came)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Server(uvicorn.Server):
@@ -183,7 +188,7 @@ def _stop_on_signals(server: uvicorn.Server) -> None:
         server.force_exit = server.should_exit
         server.should_exit = True
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stop)
 
 

@@ -1,12 +1,13 @@
 """`serve` as a child process over an in-memory cluster: the real HTTP server, signals and exit codes, without Ray.
 
-python service_child.py FOLDER PORT [--loading-fails] [--endless] [--refuses]
+python service_child.py FOLDER PORT [--loading-fails] [--endless] [--refuses] [--slow-start]
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,9 @@ def main() -> int:
     }
 
     def start(config: ClusterConfig) -> LateCluster:
+        if "--slow-start" in flags:
+            print("starting", flush=True)
+            time.sleep(2)
         config = replace(config, device=replace(config.device, host_capacity_bytes=GIB))
         return LateCluster(config, flags)
 

@@ -40,6 +40,20 @@ def test_a_signal_ends_it_in_order_with_0_and_tells_of_progress(tmp_path: Path, 
         httpx.get(service.url)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_cluster_starts_ends_it_whole_once_it_can_be_ended(
+    tmp_path: Path, number: int
+) -> None:
+    service = ServiceProcess(tmp_path, "--slow-start")
+    assert service.process.stdout is not None
+    assert service.process.stdout.readline() == "starting\n"
+    code, out, err = service.end(number)
+    assert code == 0, err
+    assert "requests left: 0" in out  # shut down, though it never served
+    assert "Listening" not in err
+    assert "Traceback" not in err
+
+
 def test_it_is_alive_but_not_ready_while_models_load(tmp_path: Path) -> None:
     service = ServiceProcess(tmp_path)
     seen = set()
