@@ -7,6 +7,7 @@ look at the state for neither.
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -43,8 +44,11 @@ def in_group(group: str, **options: Any) -> Callable[[F], F]:
 class RankActor:
     """RankPort and LeaderPort, called from other processes."""
 
-    def __init__(self, spec: RankSpec) -> None:
+    def __init__(self, spec: RankSpec, threads: int) -> None:
+        """threads: of this rank's computing on the CPU, its share of the node."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        # Ray says 1 to an actor without CPUs of its own. Read by torch when the engine imports it, which is later.
+        os.environ["OMP_NUM_THREADS"] = str(threads)
         self._core = RankCore(spec, node=ray.get_runtime_context().get_node_id())
         self._addresses: tuple[str, str] | None = None
 

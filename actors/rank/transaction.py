@@ -29,6 +29,11 @@ class Transaction:
         reply = self.replies.get(phase)
         return reply is not None and reply.ok
 
+    @property
+    def is_open(self) -> bool:
+        """Staged, and not yet at its end: to be remembered whatever else is asked meanwhile."""
+        return self.said_yes(Phase.STAGE) and not self.said_yes(Phase.PUBLISH)
+
 
 class Transactions:
     """The last few, by operation id."""
@@ -40,6 +45,9 @@ class Transactions:
         """The operation's record; a new one where it was never heard of."""
         found = self._all.setdefault(operation, Transaction(operation))
         self._all.move_to_end(operation)
-        while len(self._all) > REMEMBERED:
-            self._all.popitem(last=False)
-        return found
+        over = len(self._all) - REMEMBERED
+        for stale in [each for each in self._all.values() if not (each.is_open or each.running)][
+            : max(0, over)
+        ]:
+            del self._all[stale.operation]
+        return self._all.setdefault(operation, found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import uuid
 from dataclasses import replace
@@ -102,7 +103,11 @@ class Launcher:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 group, placement_group_bundle_index=spec.rank
             )
-        return cast(ActorHandle, ray.remote(**options)(RankActor).remote(spec))
+        return cast(ActorHandle, ray.remote(**options)(RankActor).remote(spec, self._threads()))
+
+    def _threads(self) -> int:
+        ranks = sum(model.tensor_parallel for model in self._config.models)
+        return max(1, len(os.sched_getaffinity(0)) // ranks)
 
     def _gpus_per_rank(self) -> float:
         """A whole GPU where there are enough; else each model has a share of every GPU."""

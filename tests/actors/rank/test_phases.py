@@ -159,6 +159,7 @@ async def test_a_stage_that_fails_leaves_everything_as_it_was(bench: Bench) -> N
     reply = await bench.stage()
     assert not reply.ok
     assert bench.free_bytes() == CAPACITY_BYTES - ALL_BYTES
+    assert bench.engine.resumed == 1, "it is as before the phase"
     assert (await bench.status()).gate_reason is GateReason.SLEEPING, "the other ranks may have staged"
     assert (await bench.abort()).ok
     assert (await bench.status()).gate_open
@@ -256,6 +257,14 @@ async def test_a_rank_works_alone_on_one_operation_at_a_time(bench: Bench) -> No
     assert (await bench.abort("second")).ok
     assert (await bench.status()).operation == "first"
     assert (await bench.commit("first")).ok
+
+
+async def test_a_staged_operation_is_not_forgotten_over_many_others(bench: Bench) -> None:
+    await bench.until_staged(sleep(), "staged")
+    for number in range(40):
+        assert not (await bench.preflight(sleep(), f"other-{number}")).ok
+    assert (await bench.commit("staged")).ok
+    assert (await bench.publish("staged")).ok
 
 
 async def test_a_noop_changes_nothing_and_stops_nobody(bench: Bench) -> None:

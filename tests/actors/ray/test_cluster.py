@@ -1,0 +1,47 @@
+"""Finding a cluster from another process, and leaving it as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import ray
+from ranks.torpors import MakeTorpor, read, request
+
+from torpor.actors.messages import GateReason, ModelState
+
+CLIENT = """
+import asyncio, sys
+from torpor.actors.cluster import connect
+from torpor.actors.messages import Kind, OperationRequest
+
+async def main(cluster):
+    operation = await cluster.control.submit(OperationRequest(Kind.SLEEP, "toy"))
+    operation = await cluster.control.wait(operation.id, 30)
+    print(operation.state, operation.ranks[0].freed_bytes)
+
+cluster = connect(sys.argv[1], sys.argv[2])
+asyncio.run(main(cluster))
+cluster.shutdown()
+"""
+
+
+async def test_another_process_connects_puts_a_model_to_sleep_and_leaves_the_cluster_running(
+    make_torpor: MakeTorpor,
+) -> None:
+    torpor = await make_torpor().loaded()
+    address = ray.get_runtime_context().gcs_address
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-W", "ignore", "-c", CLIENT, torpor.config.namespace, address),
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, errors.decode()
+    assert output.split()[0] == b"succeeded"
+    view = await torpor.view()
+    assert (view.state, view.gate_reason) == (ModelState.ASLEEP, GateReason.ASLEEP)
+    await torpor.wake()
+    assert "".join(event.text for event in await read(torpor.cluster.inference, request(3))) == "xxx"
