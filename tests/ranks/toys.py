@@ -85,7 +85,7 @@ class ToyEngine:
     def resume(self) -> None:
         with self._lock:
             self.resumed += 1
-            self._want_rest = False
+            self._want_rest = self._resting = False
             self._lock.notify_all()
 
     def refresh(self) -> None:
