@@ -14,7 +14,7 @@ from torpor.actors.coordinator.journal import Journal, JournalError
 from torpor.actors.coordinator.machine import Machine
 from torpor.actors.coordinator.records import Published, effective_tags, fill, phase_bytes
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
-from torpor.actors.coordinator.steps import PHASE_OF, Step
+from torpor.actors.coordinator.steps import PHASE_OF, RELOAD, Step
 from torpor.actors.messages import (
     Kind,
     ModelState,
@@ -97,12 +97,24 @@ class Execution:
             fill(run.operation, machine)
             assert machine.verdict is not None
             run.operation.state = machine.verdict
+            kept_before = {node: self.kept_bytes(node) for node in _nodes(machine)}
             published = await self._outcome(runtime, run)
             used = run.operation.state is OperationState.SUCCEEDED and not run.operation.dry_run
+            self._give_back(machine, kept_before)
             await self._finish(runtime, run, published)
         finally:
             self.budget.release(run.operation.id, used)
             run.release_locks()
+
+    def _give_back(self, machine: Machine, kept_before: Mapping[str, int]) -> None:
+        """What this operation has freed is there for others that hold promises now."""
+        for slot in machine.slots:
+            if slot.status is not None and slot.committed is not None and machine.request.kind is Kind.SLEEP:
+                self.budget.gave_back(
+                    Place(slot.status.node, slot.status.device_id), slot.committed.freed_bytes
+                )
+        for node, before in kept_before.items():
+            self.budget.gave_back(Place(node), max(0, before - self.kept_bytes(node)))
 
     def _record_step(self, run: Run, step: Step) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -129,7 +141,7 @@ class Execution:
             reason = (
                 f"{operation.kind} {operation.id} failed: {operation.reason or 'not all ranks committed'}"
             )
-            operation.reason = operation.reason or "not all ranks committed; recover the model"
+            operation.reason = operation.reason or f"not all ranks committed; {RELOAD}"
             operation.code = operation.code or RejectCode.RANK_FAILED
             return published.changed(failed=reason)
         if operation.state is OperationState.REJECTED or operation.dry_run:
@@ -248,6 +260,10 @@ class _OwnSteps:
     async def write_decision(self, machine: Machine) -> Refusal | None:
         await self._execution.write_decision(self._run)
         return None
+
+
+def _nodes(machine: Machine) -> set[str]:
+    return {slot.status.node for slot in machine.slots if slot.status is not None}
 
 
 def _without_contents(status: RankStatus) -> set[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from torpor.actors.coordinator.steps import PHASE_OF, Step
+from torpor.actors.coordinator.steps import PHASE_OF, RELOAD, Step
 from torpor.actors.messages import (
     Kind,
     LedgerPhase,
@@ -218,7 +218,7 @@ class Gathering:
         if slot.outcome is not RankOutcome.COMMITTED:
             slot.outcome = RankOutcome.FAILED
         slot.reason = error
-        slot.refusals = (Refusal(RejectCode.RANK_FAILED, f"rank {rank}: {error}; recover the model"),)
+        slot.refusals = (Refusal(RejectCode.RANK_FAILED, f"rank {rank}: {error}; {RELOAD}"),)
 
     def expire(self) -> None:
         for rank in self.pending():
@@ -246,9 +246,7 @@ class Gathering:
         if len(set(digests.values())) <= 1:
             return False
         told = ", ".join(f"rank {rank}: {digest[:12]}" for rank, digest in digests.items())
-        self.mismatch = Refusal(
-            RejectCode.DIGEST_MISMATCH, f"the ranks' plans differ ({told}); recover the model"
-        )
+        self.mismatch = Refusal(RejectCode.DIGEST_MISMATCH, f"the ranks' plans differ ({told}); {RELOAD}")
         return True
 
     def anything_parked(self, tags: tuple[str, ...] | None) -> bool:

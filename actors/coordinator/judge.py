@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
+from torpor.actors.coordinator.steps import RELOAD
 from torpor.actors.messages import LedgerPhase, RankStatus
 
 
@@ -46,5 +47,5 @@ def disagreement(statuses: Mapping[int, RankStatus]) -> str:
         told = "; ".join(
             f"rank {rank}: {', '.join(tags) or 'nothing'}" for rank, tags in sorted(parked.items())
         )
-        return f"the ranks have different tags parked ({told}); recover the model"
+        return f"the ranks have different tags parked ({told}); {RELOAD}"
     return ""

@@ -80,6 +80,7 @@ class MemoryRank:
     incarnation: str = "incarnation-1"
     node: str = "node-0"
     loaded: bool = True
+    error: str = ""  # why it serves no more
     gate: MemoryGate = field(default_factory=MemoryGate)
     epoch: int = 0
     dead: bool = False
@@ -152,6 +153,7 @@ class MemoryRank:
             gate_open=self.rank == 0 and self.gate.open,
             gate_reason=self.gate.reason if self.rank == 0 else None,
             live_sequences=self.gate.running,
+            error=self.error,
         )
 
     def _drained(self, call: PhaseCall, spec: DrainSpec, timeout_s: float) -> PhaseReply:

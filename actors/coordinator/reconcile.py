@@ -59,6 +59,10 @@ class Reconciler:
 
         waited_s: how long the model has been in doubt; past a bound, who does not answer counts as gone.
         """
+        async with runtime.settling:
+            return await self._settle(runtime, waited_s)
+
+    async def _settle(self, runtime: ModelRuntime, waited_s: float) -> list[Operation]:
         runtime.ready.clear()
         finished: list[Operation] = []
         survey = await self._survey(runtime, waited_s)
@@ -102,10 +106,12 @@ class Reconciler:
 
     async def _settle_operations(self, runtime: ModelRuntime, survey: _Survey) -> list[Operation]:
         name = runtime.config.name
-        known = [found for found in await self._journal.unfinished() if found[0].model == name]
+        ours = {run.operation.id for run in runtime.queue}  # accepted since, and waiting for the end of this
+        left = await self._journal.unfinished()
+        known = [found for found in left if found[0].model == name and found[0].id not in ours]
         ids = {operation.id for operation, _, _ in known}
         for stray in in_doubt(survey.there):
-            if stray not in ids:
+            if stray not in ids | ours:
                 known.append(await self._stray(runtime, stray, survey))
         finished = []
         for operation, request, decided in known:

@@ -130,6 +130,10 @@ def fill(operation: Operation, machine: Machine) -> None:
     told = [r for slot in machine.slots for r in (slot.drained, slot.staged, slot.committed) if r is not None]
     operation.aborted_requests = sum(reply.aborted_requests for reply in told)
     operation.prefix_tokens_lost = max((reply.prefix_tokens_lost for reply in told), default=0)
+    if machine.request.dry_run and machine.request.kind is Kind.WAKE:
+        operation.needed_bytes = sum(
+            slot.plan.device_bytes for slot in machine.slots if slot.plan is not None
+        )
     if machine.refusal is not None:
         operation.code, operation.reason = machine.refusal.code, machine.refusal.reason
         if machine.refusal.needed_bytes:

@@ -53,6 +53,7 @@ class ModelRuntime:
     published: Published
     ports: Sequence[RankPort] = ()
     ready: asyncio.Event = field(default_factory=asyncio.Event)  # no doubt left: awake, asleep or failed
+    settling: asyncio.Lock = field(default_factory=asyncio.Lock)
     doubt: str = ""  # why it is not ready though attached
     statuses: dict[int, RankStatus] = field(default_factory=dict)  # the last known
     queue: deque[Run] = field(default_factory=deque)  # the first one has its turn

@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from torpor.actors.messages import Phase, PhaseReply, RankStatus, Refusal
 
+# What to do about a failed model, for people.
+RELOAD = "restart the service to load the model anew"
+
 
 class Step(StrEnum):
     SURVEY = "survey"  # who is there: incarnations, nodes, devices, what is parked

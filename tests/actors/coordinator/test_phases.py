@@ -125,6 +125,10 @@ def test_a_dry_run_tells_the_bytes_and_touches_nothing(rig: Rig) -> None:
         assert not {"drain", "stage", "commit"} & {call for rank in rig.chat for call in rank.calls}
         rig.assert_untouched(before)
         assert (await rig.coordinator.model("chat")).state is ModelState.AWAKE
+        await rig.do(SLEEP)
+        plan = await rig.do(asking(Kind.WAKE, dry_run=True))
+        assert (plan.state, plan.needed_bytes) == (OperationState.SUCCEEDED, 3 * RANK_BYTES)
+        assert rig.parked() == [{"kv_cache", "weights"}] * 3
 
     rig.run(story)
 

@@ -206,6 +206,7 @@ def test_a_loading_model_is_refused_and_one_that_waits_gets_its_turn_when_it_has
         await asyncio.sleep(5.0)
         rig.chat[1].loaded = True
         assert (await rig.coordinator.wait(waiting.id, PATIENCE_S)).state is OperationState.SUCCEEDED
+        assert "abort" not in rig.chat[0].calls, "it was taken for one that a coordinator before has left"
 
     rig.run(story)
 

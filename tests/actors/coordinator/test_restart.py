@@ -16,9 +16,11 @@ from torpor.actors.messages import (
     Kind,
     LedgerPhase,
     ModelState,
+    OnConflict,
     Operation,
     OperationState,
     RankStatus,
+    RejectCode,
 )
 
 BOTH = {"kv_cache", "weights"}
@@ -116,7 +118,7 @@ def test_a_coordinator_that_dies_at_any_step_leaves_nothing_open(
     assert at > 30
 
 
-@pytest.mark.parametrize("first", [1, 5, 9])
+@pytest.mark.parametrize("first", [1, 7, 13])
 def test_a_coordinator_that_dies_again_while_it_settles_leaves_nothing_open(
     tmp_path: Path, first: int
 ) -> None:
@@ -140,7 +142,7 @@ def test_a_coordinator_that_dies_again_while_it_settles_leaves_nothing_open(
         finally:
             await rig.stop()
 
-    for at in range(first, 60, 12):
+    for at in range(first, 60, 18):
         again_at = 1
         while run(one(at, again_at)):
             again_at += 1
@@ -240,6 +242,51 @@ def test_a_rank_that_is_silent_at_the_restart_is_asked_until_it_answers(rig: Rig
     rig.run(story)
 
 
+def test_a_rank_that_never_answers_again_does_not_keep_operations_open(rig: Rig) -> None:
+    """C6: who waited long enough counts as gone, the others commit, and the model is failed."""
+
+    async def story() -> None:
+        rig.chat[2].fault("commit", Fault.HANG, 1000)
+        await rig.coordinator.submit(SLEEP)
+        await asyncio.sleep(0.5)
+        rig.chat[2].fault("status", Fault.HANG, 1000)
+        await rig.restart()
+        began_s = rig.loop_time()
+        operation = await rig.coordinator.wait("op-1")
+        assert rig.loop_time() - began_s < 200.0
+        assert operation.state is OperationState.FAILED
+        assert [set(rank.ledger.parked) for rank in rig.chat[:2]] == [BOTH, BOTH]
+        view = (await rig.coordinator.models())[0]
+        assert view.state is ModelState.FAILED and "rank 2 did not answer" in view.error
+        assert not rig.gate_open()
+
+    rig.run(story)
+
+
+def test_a_rank_whose_engine_has_stopped_is_found_at_the_start(rig: Rig) -> None:
+    async def story() -> None:
+        rig.chat[1].error = "the engine has stopped"
+        await rig.restart()
+        view = (await rig.coordinator.models())[0]
+        assert view.state is ModelState.FAILED and view.error == "rank 1: the engine has stopped"
+
+    rig.run(story)
+
+
+def test_who_waits_for_a_model_that_fails_is_told_so(rig: Rig) -> None:
+    async def story() -> None:
+        rig.chat[1].loaded = False
+        await rig.restart()
+        waiting = await rig.coordinator.submit(asking(Kind.SLEEP, on_conflict=OnConflict.WAIT))
+        await asyncio.sleep(1.0)
+        await rig.coordinator.fail("chat", "its loading failed")
+        outcome = await rig.coordinator.wait(waiting.id, 1.0)
+        assert (outcome.state, outcome.code) == (OperationState.REJECTED, RejectCode.WRONG_STATE)
+        assert "its loading failed" in (outcome.reason or "")
+
+    rig.run(story)
+
+
 def test_a_failed_model_stays_failed_over_a_restart_until_its_ranks_are_replaced(rig: Rig) -> None:
     async def story() -> None:
         rig.chat[2].fault("stage", Fault.DIE)
@@ -329,4 +376,4 @@ def test_what_ranks_hold_is_in_doubt_and_ranks_that_differ_cannot_serve() -> Non
     ]
     assert disagreement({0: status(0, *IDLE), 1: status(1, *IDLE)}) == ""
     told = disagreement({0: status(0, *IDLE, parked=("weights",)), 1: status(1, *IDLE)})
-    assert "rank 0: weights; rank 1: nothing" in told and "recover" in told
+    assert "rank 0: weights; rank 1: nothing" in told and "restart the service" in told
