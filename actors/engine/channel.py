@@ -10,6 +10,7 @@ from multiprocessing.connection import Client, Connection, Listener
 
 from torpor.actors.engine.errors import RanksDisagree, StepLoopDied
 from torpor.actors.engine.plan import Go, Message
+from torpor.native.errors import TorporError
 
 CONNECT_RETRY_S = 0.05
 
@@ -22,13 +23,19 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def _listen(address: str, key: bytes, followers: int) -> Listener:
+    try:
+        return Listener(parse_address(address), backlog=followers, authkey=key)
+    except OSError as error:
+        raise TorporError(f"the leader cannot listen at {address} for its followers: {error}") from error
+
+
 class LeaderChannel:
     """Rank 0's end. With no followers every call is free."""
 
     def __init__(self, address: str, key: bytes, followers: int, timeout_s: float) -> None:
         self._followers = followers
         self._timeout_s = timeout_s
-        self._key = key
         self._listener = (
             Listener(parse_address(address), backlog=followers, authkey=key) if followers else None
         )

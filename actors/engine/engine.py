@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import secrets
-from datetime import timedelta
-
 import torch
-import torch.distributed as dist
 
 from torpor.actors.config import RankSpec
 from torpor.actors.engine.batch import Pages
 from torpor.actors.engine.channel import FollowerChannel, LeaderChannel
-from torpor.actors.engine.detokenizer import IncrementalDetokenizer, StopStrings
 from torpor.actors.engine.errors import ModelRefused
 from torpor.actors.engine.follower import FollowerLoop
+from torpor.actors.engine.group import RankGroup
 from torpor.actors.engine.leader import LeaderLoop
 from torpor.actors.engine.loader import LoadedModel, load_model
+from torpor.actors.engine.prepare import prepare
 from torpor.actors.engine.protocol import EventSink, InvalidPrompt
 from torpor.actors.engine.request import Request
 from torpor.actors.engine.runner import ModelRunner
-from torpor.actors.engine.sampling import Sampler, check_sampling
 from torpor.actors.engine.scheduler import Limits, Scheduler
 from torpor.actors.engine.sequences import SequenceBook
 from torpor.actors.engine.shard import shard
@@ -34,22 +30,32 @@ STEP_TIMEOUT_S = 120.0  # of one collective, or of a follower's answer
 class TransformersEngine:
     """See protocol.Engine. Tensor parallelism runs over gloo, one process a rank."""
 
-    def __init__(self, spec: RankSpec, ledger: Ledger, device: Device) -> None:
+    def __init__(
+        self,
+        spec: RankSpec,
+        ledger: Ledger,
+        device: Device,
+        *,
+        join_timeout_s: float = JOIN_TIMEOUT_S,
+        step_timeout_s: float = STEP_TIMEOUT_S,
+    ) -> None:
         _check_spec(spec)
         self._spec = spec
         self._ledger = ledger
         self._device = device
+        self._join_timeout_s = join_timeout_s
+        self._step_timeout_s = step_timeout_s
+        ranks = spec.model.tensor_parallel
+        self._group = RankGroup(spec.process_group, spec.rank, ranks, join_timeout_s, step_timeout_s)
         self._model: LoadedModel | None = None
         self._adopted: Adopted | None = None
         self._manager: KvManager | None = None
         self._book: SequenceBook | None = None
         self._loop: LeaderLoop | FollowerLoop | None = None
-        self._joined = False
 
     def load(self) -> None:
-        spec, engine = self._spec, self._spec.model.engine
-        ranks = spec.model.tensor_parallel
-        model = load_model(engine, ranks, self._device.kind)
+        spec, ranks = self._spec, self._spec.model.tensor_parallel
+        model = load_model(spec.model.engine, ranks, self._device.kind)
         if ranks > 1:
             shard(model.module, spec.rank, ranks)
         self._adopted = self._ledger.adopt(model.module)
@@ -59,24 +65,37 @@ class TransformersEngine:
         book = SequenceBook(manager, record=leads and ranks > 1)
         runner = ModelRunner(model.module, pages, book, makes_logits=leads)
         self._model, self._manager, self._book = model, manager, book
-        if leads:
-            channel = LeaderChannel(spec.step_channel, spec.channel_key, ranks - 1, STEP_TIMEOUT_S)
-            self._join_group()
+        try:
+            self._loop = self._lead(book, runner) if leads else self._follow(book, runner)
+        except BaseException:
+            self._group.leave()
+            raise
+
+    def _lead(self, book: SequenceBook, runner: ModelRunner) -> LeaderLoop:
+        spec, engine = self._spec, self._spec.model.engine
+        followers = spec.model.tensor_parallel - 1
+        channel = LeaderChannel(spec.step_channel, spec.channel_key, followers, self._step_timeout_s)
+        try:
+            self._group.join()
             channel.connect()
-            scheduler = Scheduler(book, Limits(engine.max_running, engine.step_tokens))
-            self._loop = LeaderLoop(
-                scheduler,
-                book,
-                runner,
-                channel,
-                max_waiting=engine.max_waiting,
-                synchronize=self._synchronize,
-                leave_group=self._leave_group,
-            )
-        else:
-            self._join_group()
-            follower = FollowerChannel(spec.step_channel, spec.channel_key, spec.rank, JOIN_TIMEOUT_S)
-            self._loop = FollowerLoop(book, runner, follower, self._synchronize, self._leave_group)
+        except BaseException:
+            channel.close()
+            raise
+        return LeaderLoop(
+            Scheduler(book, Limits(engine.max_running, engine.step_tokens)),
+            book,
+            runner,
+            channel,
+            max_waiting=engine.max_waiting,
+            synchronize=self._synchronize,
+            leave_group=self._group.leave,
+        )
+
+    def _follow(self, book: SequenceBook, runner: ModelRunner) -> FollowerLoop:
+        spec = self._spec
+        self._group.join()
+        channel = FollowerChannel(spec.step_channel, spec.channel_key, spec.rank, self._join_timeout_s)
+        return FollowerLoop(book, runner, channel, self._synchronize, self._group.leave)
 
     def start(self, sink: EventSink) -> None:
         loop = self._loaded()
@@ -89,31 +108,7 @@ class TransformersEngine:
         model, manager = self._model, self._manager
         if model is None or manager is None:
             raise InvalidPrompt("the model is not loaded yet")
-        check_sampling(request.sampling)
-        prompt = _tokens(request, model)
-        pool_tokens = manager.slots * manager.tokens_per_block
-        most, bound = min(
-            (model.context_tokens, "the model's context"),
-            (pool_tokens, "the KV pool (raise kv_cache.gpu_bytes)"),
-        )
-        left = most - len(prompt)
-        wanted = request.sampling.max_tokens
-        if left < 1 or (wanted is not None and wanted > left):
-            asked = f" and max_tokens {wanted}" if wanted is not None else ""
-            raise InvalidPrompt(
-                f"the prompt's {len(prompt)} tokens{asked} exceed the {most} tokens of {bound}"
-            )
-        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
-        return Request(
-            id=request.id,
-            scope=request.scope,
-            prompt=prompt,
-            max_tokens=wanted if wanted is not None else left,
-            eos_token_ids=model.eos_token_ids,
-            sampler=Sampler(request.sampling, seed),
-            detokenizer=IncrementalDetokenizer(model.tokenizer, prompt),
-            stops=StopStrings(request.sampling.stop),
-        )
+        return prepare(request, model, manager.slots * manager.tokens_per_block)
 
     def submit(self, prepared: object) -> None:
         """Raises ports.QueueFull at the bound, StepLoopDied when nothing would ever answer."""
@@ -147,7 +142,7 @@ class TransformersEngine:
     def close(self) -> None:
         if self._loop is not None:
             self._loop.close()
-        self._leave_group()
+        self._group.leave()
         self._loop = self._model = self._adopted = self._manager = self._book = None
 
     def _make_manager(self, model: LoadedModel) -> KvManager:
@@ -165,24 +160,6 @@ class TransformersEngine:
             host_bytes=cache.host_bytes,
             restore=str(restore),
         )
-
-    def _join_group(self) -> None:
-        ranks = self._spec.model.tensor_parallel
-        if ranks == 1:
-            return
-        dist.init_process_group(
-            "gloo",
-            init_method=f"tcp://{self._spec.process_group}",
-            rank=self._spec.rank,
-            world_size=ranks,
-            timeout=timedelta(seconds=JOIN_TIMEOUT_S),
-        )
-        self._joined = True
-
-    def _leave_group(self) -> None:
-        if self._joined:
-            self._joined = False
-            dist.destroy_process_group()
 
     def _torch_device(self) -> torch.device:
         if self._device.kind == "cuda":
@@ -219,22 +196,3 @@ def _check_spec(spec: RankSpec) -> None:
         raise ModelRefused(
             "tensor_parallel above 1 needs process_group, step_channel and channel_key in the spec"
         )
-
-
-def _tokens(request: GenerateRequest, model: LoadedModel) -> tuple[int, ...]:
-    given = [part for part in (request.prompt, request.token_ids, request.messages) if part is not None]
-    if len(given) != 1:
-        raise InvalidPrompt("give exactly one of prompt, token_ids and messages")
-    if request.prompt is not None:
-        tokens = tuple(model.tokenizer.encode(request.prompt))
-    elif request.messages is not None:
-        tokens = tuple(model.tokenizer.encode_messages(request.messages))
-    else:
-        tokens = tuple(request.token_ids or ())
-    if not tokens:
-        raise InvalidPrompt("the prompt is empty; give at least one token")
-    vocabulary = int(model.config.vocab_size)
-    wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)
-    if wrong is not None:
-        raise InvalidPrompt(f"token id {wrong} is not in the model's vocabulary of {vocabulary}")
-    return tokens

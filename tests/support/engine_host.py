@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from torpor.actors.config import MIB, DeviceConfig, EngineConfig, KvCacheConfig, ModelConfig, RankSpec
 from torpor.actors.engine import Engine, make_engine
+from torpor.actors.engine.engine import TransformersEngine
 from torpor.actors.messages import GenerateRequest, Sampling, TokenEvent
 from torpor.native import Device, Ledger
 
@@ -94,13 +95,22 @@ class Said:
 
 
 class EngineHost:
-    """Use as a context manager. capacity_bytes: of the host device, which is this object's alone."""
+    """Use as a context manager.
 
-    def __init__(self, spec: RankSpec, capacity_bytes: int = 64 * MIB, device: Device | None = None) -> None:
+    capacity_bytes: of the host device, which is this object's alone. options: the engine's time-outs.
+    """
+
+    def __init__(
+        self, spec: RankSpec, capacity_bytes: int = 64 * MIB, device: Device | None = None, **options: float
+    ) -> None:
         self.spec = spec
         self.device = device or Device.host(f"engine-{uuid.uuid4().hex[:12]}", capacity_bytes)
         self.ledger = Ledger(self.device, spec.host_pool_bytes)
-        self.engine: Engine = make_engine(spec, self.ledger, self.device)
+        self.engine: Engine
+        if options:
+            self.engine = TransformersEngine(spec, self.ledger, self.device, **options)
+        else:
+            self.engine = make_engine(spec, self.ledger, self.device)
         self.said: dict[str, Said] = {}
         self._numbers = 0
 

@@ -23,10 +23,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _serve(spec: RankSpec, pipe: Connection) -> None:
+def _serve(spec: RankSpec, pipe: Connection, options: dict[str, float]) -> None:
     torch.set_num_threads(1)
     try:
-        host = EngineHost(spec)
+        host = EngineHost(spec, **options)
         with host:
             pipe.send(("ready", None))
             while True:
@@ -66,7 +66,7 @@ def _answer(host: EngineHost, call: str, arguments: tuple[Any, ...], keywords: d
 class Ranks:
     """All ranks of one model. `leader` is rank 0."""
 
-    def __init__(self, spec: RankSpec) -> None:
+    def __init__(self, spec: RankSpec, **options: float) -> None:
         context = multiprocessing.get_context("spawn")
         spec = replace(
             spec,
@@ -78,7 +78,9 @@ class Ranks:
         self.processes = []
         for rank in range(spec.model.tensor_parallel):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(replace(spec, rank=rank), theirs), daemon=True)
+            process = context.Process(
+                target=_serve, args=(replace(spec, rank=rank), theirs, options), daemon=True
+            )
             process.start()
             theirs.close()
             self.pipes.append(ours)

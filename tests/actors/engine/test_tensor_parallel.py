@@ -93,10 +93,16 @@ def test_more_than_one_rank_needs_its_addresses(tmp_path: Path) -> None:
         make_engine(dummy_spec(write_config(tmp_path), tensor_parallel=3), Ledger(device), device)
 
 
-def test_a_leader_that_dies_ends_its_follower_with_an_error(tmp_path: Path) -> None:
+def test_a_sleep_outlasts_every_time_out_and_a_leader_that_dies_ends_its_follower(tmp_path: Path) -> None:
+    """F29, and the end of the same two ranks."""
     two = write_config(tmp_path, num_attention_heads=4, num_key_value_heads=2)
-    with Ranks(dummy_spec(two, tensor_parallel=2)) as ranks:
-        assert ranks.call(0, "tell", PROMPTS[0], max_tokens=4)[0] == Oracle(two).greedy(PROMPTS[0], 4)
+    with Ranks(dummy_spec(two, tensor_parallel=2), step_timeout_s=3.0) as ranks:
+        expected = Oracle(two).greedy(PROMPTS[0], 4)
+        assert ranks.call(0, "tell", PROMPTS[0], max_tokens=4)[0] == expected
+        ranks.call_all("sleep", ["kv_cache", "weights"], "pinned")
+        time.sleep(4.0)
+        ranks.call_all("wake", ["kv_cache", "weights"])
+        assert ranks.call(0, "tell", PROMPTS[0], max_tokens=4)[0] == expected
         ranks.processes[0].kill()
         wait_for_error(ranks, 1)
         assert "leader rank is gone" in ranks.call(1, "error")
