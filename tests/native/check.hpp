@@ -24,7 +24,9 @@ inline std::vector<Case>& cases() {
 }
 
 struct Register {
-  Register(std::string name, std::function<void()> body) { cases().push_back({std::move(name), std::move(body)}); }
+  Register(std::string name, std::function<void()> body) {
+    cases().push_back({std::move(name), std::move(body)});
+  }
 };
 
 [[noreturn]] inline void fail(const char* file, int line, const std::string& what) {
@@ -52,23 +54,25 @@ inline int run(int argc, char** argv) {
 
 #define CHECK_CONCAT2(a, b) a##b
 #define CHECK_CONCAT(a, b) CHECK_CONCAT2(a, b)
-#define CASE(name)                                                                                 \
-  static void CHECK_CONCAT(case_, __LINE__)();                                                     \
+#define CASE(name)                                                                                     \
+  static void CHECK_CONCAT(case_, __LINE__)();                                                         \
   static const check::Register CHECK_CONCAT(register_, __LINE__)(name, CHECK_CONCAT(case_, __LINE__)); \
   static void CHECK_CONCAT(case_, __LINE__)()
-#define CHECK(...)                                                        \
-  do {                                                                    \
+#define CHECK(...)                                                                  \
+  do {                                                                              \
     if (!(__VA_ARGS__)) check::fail(__FILE__, __LINE__, "not true: " #__VA_ARGS__); \
   } while (false)
-#define CHECK_THROWS(type, ...)                                                          \
-  do {                                                                                   \
-    bool thrown = false;                                                                 \
-    try {                                                                                \
-      (void)(__VA_ARGS__);                                                               \
-    } catch (const type&) {                                                              \
-      thrown = true;                                                                     \
-    }                                                                                    \
+#define CHECK_THROWS(type, ...)                                                             \
+  do {                                                                                      \
+    bool thrown = false;                                                                    \
+    try {                                                                                   \
+      (void)(__VA_ARGS__);                                                                  \
+    } catch (const type&) {                                                                 \
+      thrown = true;                                                                        \
+    }                                                                                       \
     if (!thrown) check::fail(__FILE__, __LINE__, "did not throw " #type ": " #__VA_ARGS__); \
   } while (false)
-#define TEST_MAIN() \
-  int main(int argc, char** argv) { return check::run(argc, argv); }
+#define TEST_MAIN()                 \
+  int main(int argc, char** argv) { \
+    return check::run(argc, argv);  \
+  }

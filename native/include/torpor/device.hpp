@@ -1,7 +1,8 @@
 // Device: the small interface to one GPU's memory, and the move-only owners over it.
 //
-// The virtual functions are the primitives that an implementation provides (host, cuda) and that a wrapper counts
-// and fails (faulty). Everything above talks through the owners, whose noexcept destructors put things back:
+// The virtual functions are the primitives that an implementation provides (host, cuda) and that a wrapper
+// counts and fails (faulty). Everything above talks through the owners, whose noexcept destructors put things
+// back:
 //
 //   Reservation  a range of addresses, parked (no access) until something is mapped into it
 //   Physical     committed physical memory, a multiple of the granularity
@@ -32,11 +33,12 @@ using Deadline = Clock::time_point;
 using StopFlag = std::atomic<bool>;
 
 struct MemoryInfo {
-  std::size_t free_bytes;   // what the driver (or the host device's books over all processes) says is free
+  std::size_t free_bytes;  // what the driver (or the host device's books over all processes) says is free
   std::size_t total_bytes;
 };
 
-// One copy. Exactly one side may be host memory, and then it lies within one HostBuffer; both may be on the device.
+// One copy. Exactly one side may be host memory, and then it lies within one HostBuffer; both may be on the
+// device.
 struct Copy {
   Address destination;
   Address source;
@@ -44,7 +46,10 @@ struct Copy {
 };
 
 // Two directions with a stream each, so that both can run at once.
-enum class StreamId : std::uint8_t { out, in };  // device -> host, host -> device (and fills, device -> device)
+enum class StreamId : std::uint8_t {
+  out,
+  in
+};  // device -> host, host -> device (and fills, device -> device)
 
 enum class DeviceKind : std::uint8_t { host, cuda };
 
@@ -82,7 +87,8 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual void map_range(Address at, PhysicalHandle handle, std::size_t size_bytes) = 0;
   // Can fail (faulty device, lost context): then the mapping is still there.
   virtual void unmap_range(Address at, std::size_t size_bytes) = 0;
-  // Host memory: huge pages, MADV_DONTFORK, committed; registered with the driver when `pinned` and can_pin().
+  // Host memory: huge pages, MADV_DONTFORK, committed; registered with the driver when `pinned` and
+  // can_pin().
   [[nodiscard]] virtual Address create_host(std::size_t size_bytes, bool pinned) = 0;
   virtual void destroy_host(Address base, std::size_t size_bytes) noexcept = 0;
 
@@ -174,14 +180,16 @@ class HostBuffer final {
   bool pinned_ = false;
 };
 
-// Maps [base, base + size) in chunks of device.chunk_bytes(). All or nothing: on a throw what was mapped is gone again.
+// Maps [base, base + size) in chunks of device.chunk_bytes(). All or nothing: on a throw what was mapped is
+// gone again.
 [[nodiscard]] std::vector<Mapping> map_chunks(const std::shared_ptr<Device>& device, Address base,
                                               std::size_t size_bytes);
 [[nodiscard]] std::size_t round_up(std::size_t size_bytes, std::size_t multiple) noexcept;
 
 // --- implementations (src/device/host.cpp, cuda.cpp, faulty.cpp) ---
 
-// A GPU's memory played by RAM: memfd pages at fixed addresses. Processes that give the same name share the capacity.
+// A GPU's memory played by RAM: memfd pages at fixed addresses. Processes that give the same name share the
+// capacity.
 [[nodiscard]] std::shared_ptr<Device> make_host_device(const std::string& name, std::size_t capacity_bytes,
                                                        std::size_t granularity_bytes = std::size_t{2} << 20);
 // The driver API by dlopen. DeviceError when there is no driver or no such GPU.

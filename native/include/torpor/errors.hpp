@@ -1,5 +1,5 @@
-// The exception tree of the native core. Each becomes one Python exception of torpor.native.errors with the same
-// name and attributes. The library never prints, exits or aborts.
+// The exception tree of the native core. Each becomes one Python exception of torpor.native.errors with the
+// same name and attributes. The library never prints, exits or aborts.
 #pragma once
 
 #include <cstddef>
@@ -30,10 +30,12 @@ class OutOfHostMemory final : public OutOfMemory {
   using OutOfMemory::OutOfMemory;
 };
 
-// A call to the driver or the kernel that failed for another reason than room. sticky: the context is lost for good.
+// A call to the driver or the kernel that failed for another reason than room. sticky: the context is lost
+// for good.
 class DeviceError final : public Error {
  public:
-  DeviceError(const std::string& what, std::string call_name, int error_code, std::size_t size, bool lost = false)
+  DeviceError(const std::string& what, std::string call_name, int error_code, std::size_t size,
+              bool lost = false)
       : Error(what), call(std::move(call_name)), code(error_code), size_bytes(size), sticky(lost) {}
   std::string call;
   int code;

@@ -1,11 +1,14 @@
-// What the Ledger asks of everything that sleeps: a Region, a KvManager. One participant per tagged piece of memory.
+// What the Ledger asks of everything that sleeps: a Region, a KvManager. One participant per tagged piece of
+// memory.
 //
 // Life of one transaction, all under the ledger's lock, never two at once:
 //   plan_*   reads only. Says what it would do, and what forbids it (refusals).
-//   stage_*  all that can fail or take long; the old state stays whole and is still what the outside sees. Every
-//            change that an abort must take back is an object pushed on the UndoStack, whose destructor takes it
-//            back. A throw ends the stage; the ledger then unwinds the stack.
-//   commit_* the last step. commit_sleep makes device calls (unmap, release): it may throw, may be called again and
+//   stage_*  all that can fail or take long; the old state stays whole and is still what the outside sees.
+//   Every
+//            change that an abort must take back is an object pushed on the UndoStack, whose destructor takes
+//            it back. A throw ends the stage; the ledger then unwinds the stack.
+//   commit_* the last step. commit_sleep makes device calls (unmap, release): it may throw, may be called
+//   again and
 //            then goes on where it stopped. commit_wake only flips state.
 //   publish  drops what a wake no longer needs (saved copies).
 #pragma once
@@ -20,7 +23,9 @@
 namespace torpor {
 
 enum class RestoreMode : std::uint8_t { none, memset, cpu, pinned };
-[[nodiscard]] constexpr bool preserves(RestoreMode mode) noexcept { return mode >= RestoreMode::cpu; }
+[[nodiscard]] constexpr bool preserves(RestoreMode mode) noexcept {
+  return mode >= RestoreMode::cpu;
+}
 [[nodiscard]] const char* to_string(RestoreMode mode) noexcept;
 // Throws Misuse that lists the modes.
 [[nodiscard]] RestoreMode parse_restore_mode(const std::string& text);
@@ -28,7 +33,7 @@ enum class RestoreMode : std::uint8_t { none, memset, cpu, pinned };
 enum class Action : std::uint8_t { sleep, wake };
 
 struct Refusal {
-  std::string code;    // "external_registration", "host_memory", "device_memory", "busy", …
+  std::string code;  // "external_registration", "host_memory", "device_memory", "busy", …
   std::string tag;
   std::string reason;  // tells a person what to do next
   std::size_t needed_bytes = 0;
@@ -40,13 +45,13 @@ struct Item {
   std::string tag;
   std::string name;
   Action action = Action::sleep;
-  bool noop = false;               // already there (C1)
+  bool noop = false;  // already there (C1)
   RestoreMode mode = RestoreMode::none;
-  std::size_t free_bytes = 0;      // sleep: device bytes that will be given back; wake: 0
-  std::size_t device_bytes = 0;    // wake: device bytes needed; sleep: 0
-  std::size_t keep_bytes = 0;      // sleep: live bytes copied to the host; wake: bytes copied back
-  std::size_t host_bytes = 0;      // host memory to be newly committed
-  std::string digest;              // logical content only (page counts, sequences), equal on all ranks
+  std::size_t free_bytes = 0;    // sleep: device bytes that will be given back; wake: 0
+  std::size_t device_bytes = 0;  // wake: device bytes needed; sleep: 0
+  std::size_t keep_bytes = 0;    // sleep: live bytes copied to the host; wake: bytes copied back
+  std::size_t host_bytes = 0;    // host memory to be newly committed
+  std::string digest;            // logical content only (page counts, sequences), equal on all ranks
   std::vector<Refusal> refusals;
 };
 
