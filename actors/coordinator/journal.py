@@ -27,7 +27,7 @@ from torpor.actors.coordinator.records import (
     request_to_json,
 )
 from torpor.actors.messages import Operation, OperationRequest, OperationState
-from torpor.actors.ports import KeyReused
+from torpor.actors.ports import ControlUnreachable, KeyReused
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,8 +36,8 @@ KEPT_OPERATIONS = 10_000  # finished ones; older are forgotten
 _PRUNE_EVERY = 100
 
 
-class JournalError(Exception):
-    """The journal cannot be used; the message says what to do."""
+class JournalError(ControlUnreachable):
+    """The journal cannot be used, and no operation is taken without it; the message says what to do."""
 
 
 class Journal:

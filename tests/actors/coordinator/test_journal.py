@@ -28,7 +28,7 @@ from torpor.actors.messages import (
     RejectCode,
     RestoreMode,
 )
-from torpor.actors.ports import KeyReused
+from torpor.actors.ports import ControlUnreachable, KeyReused
 
 REQUEST = OperationRequest(
     Kind.SLEEP,
@@ -138,6 +138,24 @@ def test_a_decision_that_cannot_be_written_aborts(rig: Rig, monkeypatch: pytest.
         monkeypatch.setattr(rig.journal, "decide", full)
         outcome = await rig.do(SLEEP)
         assert outcome.state is OperationState.REJECTED and "no room on the disk" in (outcome.reason or "")
+        rig.assert_untouched(before)
+        monkeypatch.undo()
+        assert (await rig.do(SLEEP)).state is OperationState.SUCCEEDED
+
+    rig.run(story)
+
+
+def test_nothing_is_begun_that_cannot_be_written(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        before = rig.free_bytes()
+
+        async def full(*_: object) -> None:
+            raise JournalError("no room on the disk")
+
+        monkeypatch.setattr(rig.journal, "begin", full)
+        with pytest.raises(ControlUnreachable, match="no room on the disk"):
+            await rig.coordinator.submit(SLEEP)
+        assert not {"preflight", "drain"} & {call for rank in rig.chat for call in rank.calls}
         rig.assert_untouched(before)
         monkeypatch.undo()
         assert (await rig.do(SLEEP)).state is OperationState.SUCCEEDED
