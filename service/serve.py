@@ -204,7 +204,7 @@ async def _until_loaded(control: Control, config: ClusterConfig, say: Callable[[
                 reason = view.error or next(
                     (rank.error for rank in view.ranks if rank.error), "no reason given"
                 )
-                say(f"{view.name}: loading failed: {reason}")
+                say(f"{view.name}: loading failed: {reason}{_load_hint(reason)}")
                 return False
             if told.get(view.name) != news:
                 told[view.name] = news
@@ -212,3 +212,14 @@ async def _until_loaded(control: Control, config: ClusterConfig, say: Callable[[
         if len(views) == len(config.models) and all(view.state is not ModelState.LOADING for view in views):
             return True
         await asyncio.sleep(_POLL_S)
+
+
+# What a person can change when loading ends with such an error.
+_LOAD_HINTS = {
+    "OutOfDeviceMemory": "lower kv_cache.gpu_bytes, raise device.host_capacity, or use more ranks",
+    "OutOfHostMemory": "lower kv_cache.host_bytes or host_pool.bytes, or raise node.host_bytes",
+}
+
+
+def _load_hint(reason: str) -> str:
+    return next((f". What helps: {hint}" for error, hint in _LOAD_HINTS.items() if error in reason), "")

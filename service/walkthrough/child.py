@@ -42,7 +42,7 @@ class ChildService:
             "models": [
                 {
                     "name": name,
-                    "engine": {"model": str(model)},
+                    "engine": {"model": str(model), "dtype": "float32"},  # exact, however a prompt is split
                     "tensor_parallel": tensor_parallel,
                     "kv_cache": {"gpu_bytes": "512MiB", "host_bytes": "1GiB"},
                 }

@@ -18,8 +18,7 @@ from torpor.service.walkthrough.memory import Reading, free_table, read_memory
 
 MODEL = "smollm2"
 QUESTION = (
-    "A train leaves the station at nine in the morning and travels for three hours at sixty kilometres an hour. "
-    "How far does it go? Explain your answer in one short sentence, and name the formula that you used."
+    "What is the capital of France? Name the city, and tell in two short sentences what it is famous for."
 )
 MAX_TOKENS = 32
 # Module buffers keep their contents in every mode (S3); one allocation granule of the device holds them.
