@@ -36,7 +36,8 @@ constexpr std::size_t page_bytes = 8192;
 constexpr std::size_t block = layout.tokens_per_block;
 constexpr std::size_t granule_bytes = std::size_t{64} << 10;
 
-// Passes everything on; chunks of one granule, and as much host memory as it is told.
+// Passes everything on, with three differences: chunks of one granule, as much host memory as it is told, and
+// device memory that arrives dirty, as a GPU's may.
 class ScarceDevice final : public torpor::Device {
  public:
   explicit ScarceDevice(std::shared_ptr<Device> inner) : inner_(std::move(inner)) {}
@@ -57,6 +58,7 @@ class ScarceDevice final : public torpor::Device {
   void destroy_physical(torpor::PhysicalHandle handle) noexcept override { inner_->destroy_physical(handle); }
   void map_range(Address at, torpor::PhysicalHandle handle, std::size_t size) override {
     inner_->map_range(at, handle, size);
+    std::memset(reinterpret_cast<void*>(at), 0xA5, size);
   }
   void unmap_range(Address at, std::size_t size) override { inner_->unmap_range(at, size); }
   Address create_host(std::size_t size, bool pinned) override {

@@ -1,0 +1,374 @@
+"""The KV manager against a small reference model: sequences, prefixes, tiers, sleep and wake in any order.
+
+The model keeps pages as Python objects in one list ordered by use, and prefixes as a dict from token tuples. After
+every step its counts must be those of the manager, and the pages of active sequences must hold what was written.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from torpor.native import Device, Ledger, Sequence
+
+BLOCK = 4
+SLOTS = 8
+HOST_SLOTS = 5
+GRANULE_BYTES = 64 << 10
+PAGE_BYTES = 8 << 10
+STAGE_TIMEOUT_S = 30.0
+# Prompts are beginnings of these, so that prefixes meet often.
+STREAMS = ([1] * 40, [1] * 6 + [2] * 34, [3, 1] * 20)
+
+Key = tuple[str, tuple[int, ...]]
+_numbers = itertools.count()
+
+
+@dataclass(eq=False)
+class ModelPage:
+    on_gpu: bool = True
+    has_bytes: bool = True
+    users: int = 0
+    active: int = 0
+    key: Key | None = None
+    content: float | None = None  # None: undefined
+
+    @property
+    def status(self) -> str:
+        return "locked" if self.active else "held" if self.users else "droppable"
+
+
+@dataclass(eq=False)
+class ModelSequence:
+    real: Sequence
+    scope: str
+    tokens: list[int]
+    pages: list[ModelPage]
+    epoch: int
+    published: int
+    active: bool = False
+
+
+@dataclass
+class Model:
+    slots: int
+    host_slots: int
+    order: list[ModelPage] = field(default_factory=list)  # least recently used first
+    tree: dict[Key, ModelPage] = field(default_factory=dict)
+    epoch: int = 0
+    evicted: int = 0
+
+    def having(self, status: str, on_gpu: bool) -> list[ModelPage]:
+        return [page for page in self.order if page.status == status and page.on_gpu == on_gpu]
+
+    @property
+    def free_slots(self) -> int:
+        return self.slots - sum(page.on_gpu for page in self.order)
+
+    @property
+    def host_room(self) -> int:
+        return self.host_slots - sum(page.has_bytes and not page.on_gpu for page in self.order)
+
+    def touch(self, page: ModelPage) -> None:
+        self.order.remove(page)
+        self.order.append(page)
+
+    def use(self, pages: Iterable[ModelPage], users: int = 0, active: int = 0) -> None:
+        for page in pages:
+            page.users += users
+            page.active += active
+            self.touch(page)
+            if page.users == 0 and page.key is None:
+                self.order.remove(page)
+
+    def drop(self, page: ModelPage) -> None:
+        assert page.key is not None
+        scope, tokens = page.key
+        for key in [k for k in self.tree if k[0] == scope and k[1][: len(tokens)] == tokens]:
+            gone = self.tree.pop(key)
+            gone.key = None
+            if gone.users == 0:
+                self.order.remove(gone)
+                self.evicted += 1
+
+    def match(self, scope: str, prompt: list[int]) -> list[ModelPage]:
+        found = []
+        for end in range(BLOCK, len(prompt), BLOCK):
+            page = self.tree.get((scope, tuple(prompt[:end])))
+            if page is None:
+                break
+            found.append(page)
+        return found[: self.slots]
+
+    def forget(self, sequences: list[ModelSequence]) -> int:
+        known = len(self.tree)
+        self.epoch += 1
+        for page in self.tree.values():
+            page.key = None
+            if page.users == 0:
+                self.order.remove(page)
+        self.tree.clear()
+        for one in sequences:
+            if not one.pages:
+                one.epoch = self.epoch
+        return known * BLOCK
+
+    def make_room(self, wanted: int, own: list[ModelPage]) -> bool:
+        while wanted > self.free_slots:
+            missing = wanted - self.free_slots
+            reusable = self.having("droppable", True)[:missing]
+            held = [page for page in self.having("held", True) if page not in own]
+            moving = held[: missing - len(reusable)]
+            old = self.having("droppable", False)
+            room = self.host_room + len(old)
+            if wanted > self.slots or len(reusable) + len(moving) < missing or len(moving) > room:
+                return False
+            kept = min(len(reusable), room - len(moving))
+            dropped, moving = reusable[: len(reusable) - kept], reusable[len(reusable) - kept :] + moving
+            if len(moving) > self.host_room:
+                for _ in range(len(moving) - self.host_room):
+                    if rest := self.having("droppable", False):
+                        self.drop(rest[0])
+                continue
+            for page in moving:
+                page.on_gpu, page.has_bytes = False, True
+                self.touch(page)
+            for page in dropped:
+                if page in self.order:
+                    self.drop(page)
+        return True
+
+
+class KvMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        name = f"kv-model-{os.getpid()}-{next(_numbers)}"
+        self.device = Device.host(name, 1 << 20, GRANULE_BYTES)
+        self.ledger = Ledger(self.device)
+        self.kv = self.ledger.create_kv_manager(
+            2, 2, 64, "float32", BLOCK, SLOTS * PAGE_BYTES, HOST_SLOTS * PAGE_BYTES, seed=next(_numbers)
+        )
+        self.views = [torch.from_dlpack(self.kv.page_view(i, role)) for i in (0, 1) for role in "kv"]
+        self.model = Model(SLOTS, HOST_SLOTS)
+        self.open: list[ModelSequence] = []
+        self.mode: str | None = None  # in force while parked
+        self.contents = itertools.count(1)
+        self.free_bytes = self.device.memory_info()[0]
+
+    def pick(self, number: int) -> ModelSequence:
+        return self.open[number % len(self.open)]
+
+    numbers = st.integers(0, 1000)
+    scopes = st.sampled_from(["one", "two"])
+    prompts = st.builds(lambda stream, n: stream[:n], st.sampled_from(STREAMS), st.integers(0, 30))
+    long_prompts = st.builds(lambda stream, n: stream[:n], st.sampled_from(STREAMS), st.integers(14, 30))
+    modes = st.sampled_from(["none", "memset", "cpu", "pinned"])
+
+    @rule(scope=scopes, prompt=prompts)
+    def probe(self, scope: str, prompt: list[int]) -> None:
+        assert self.kv.probe(scope, prompt) == len(self.model.match(scope, prompt)) * BLOCK
+
+    @precondition(lambda self: len(self.open) < 6)
+    @rule(scope=scopes, prompt=prompts)
+    def create(self, scope: str, prompt: list[int]) -> None:
+        found = self.model.match(scope, prompt)
+        real = self.kv.create_sequence(scope, prompt)
+        assert real.matched_tokens == real.history_tokens == len(found) * BLOCK
+        self.model.use(reversed(found), users=1)
+        tokens = prompt[: real.matched_tokens]
+        self.open.append(ModelSequence(real, scope, tokens, found, self.model.epoch, len(found)))
+
+    @precondition(lambda self: len(self.open) < 6 and self.mode is None)
+    @rule(scope=scopes, prompt=long_prompts, then=st.sampled_from(["run", "suspend", "suspend", "close"]))
+    def serve(self, scope: str, prompt: list[int], then: str) -> None:
+        self.create(scope, prompt)
+        last = len(self.open) - 1
+        self.resume(last)
+        self.extend(last, prompt[len(self.open[last].tokens) :])
+        if then == "suspend":
+            self.suspend(last)
+        elif then == "close":
+            self.close(last)
+
+    @precondition(lambda self: self.open)
+    @rule(number=numbers)
+    def resume(self, number: int) -> None:
+        one = self.pick(number)
+        away = [page for page in one.pages if not page.on_gpu]
+        if one.active:
+            expected = True
+        elif expected := self.mode is None and self.model.make_room(len(away), one.pages):
+            for page in away:
+                page.on_gpu = page.has_bytes = True
+                self.model.touch(page)
+            self.model.use(one.pages, active=1)
+            one.active = True
+        assert one.real.resume() is expected
+
+    @precondition(lambda self: self.open)
+    @rule(number=numbers)
+    def suspend(self, number: int) -> None:
+        one = self.pick(number)
+        one.real.suspend()
+        if one.active:
+            self.model.use(reversed(one.pages), active=-1)
+        one.active = False
+
+    @precondition(lambda self: self.open and self.mode is None)
+    @rule(number=numbers)
+    def swap(self, number: int) -> None:
+        for index, one in enumerate(self.open):
+            if one.active:
+                self.suspend(index)
+        self.resume(number)
+
+    @precondition(lambda self: self.mode is None and any(one.active for one in self.open))
+    @rule(number=numbers, tokens=st.lists(st.integers(1, 3), max_size=9))
+    def extend(self, number: int, tokens: list[int]) -> None:
+        one = self.pick(number)
+        if not one.active:
+            return
+        before = len(one.tokens)
+        wanted = -(-(before + len(tokens)) // BLOCK)
+        grown = wanted - len(one.pages)
+        room = grown <= 0 or (wanted <= SLOTS and self.model.make_room(grown, []))
+        assert one.real.resize(before + len(tokens)) is room
+        if not room:
+            return
+        self.release(one, wanted)
+        while len(one.pages) < wanted:
+            one.pages.append(ModelPage(users=1, active=1))
+            self.model.order.append(one.pages[-1])
+        one.tokens = one.tokens + tokens
+        for index in range(before // BLOCK, -(-len(one.tokens) // BLOCK) if tokens else 0):
+            one.pages[index].content = float(next(self.contents))
+            for view in self.views:
+                view[one.real.page_table[index]] = one.pages[index].content
+        one.real.commit(tokens)
+        self.publish(one)
+
+    def publish(self, one: ModelSequence) -> None:
+        full = len(one.tokens) // BLOCK
+        if one.epoch != self.model.epoch or full == one.published:
+            return
+        for index in range(full):
+            key = (one.scope, tuple(one.tokens[: (index + 1) * BLOCK]))
+            if key not in self.model.tree:
+                self.model.tree[key] = one.pages[index]
+                one.pages[index].key = key
+        one.published = full
+
+    def release(self, one: ModelSequence, first: int) -> None:
+        while len(one.pages) > first:
+            page = one.pages.pop()
+            self.model.use([page], active=-1 if one.active else 0, users=-1)
+
+    @precondition(lambda self: self.open)
+    @rule(number=numbers)
+    def close(self, number: int) -> None:
+        one = self.pick(number)
+        one.real.close()
+        self.release(one, 0)
+        self.open.remove(one)
+        assert one.real.state == "closed" and (one.real.page_table == -1).all()
+
+    @rule(really=st.integers(0, 4))
+    def forget_prefixes(self, really: int) -> None:
+        if really == 0:
+            self.forget()
+
+    def forget(self) -> None:
+        assert self.kv.forget_prefixes() == self.model.forget(self.open)
+
+    @rule(mode=modes, end=st.sampled_from(["abort", "stay", "wake", "wake"]))
+    def sleep(self, mode: str, end: str) -> None:
+        keeps = mode in ("cpu", "pinned")
+        plan = self.ledger.preflight("sleep", "op", restore={"kv_cache": mode})
+        live = sum(page.on_gpu for page in self.model.order)
+        assert plan.keep_bytes == (live * PAGE_BYTES if keeps and self.mode is None else 0)
+        self.ledger.stage(plan, STAGE_TIMEOUT_S)
+        if end == "abort":
+            self.ledger.abort()
+            return
+        self.ledger.commit()
+        self.ledger.publish()
+        self.fell_asleep(mode, keeps)
+        if end == "wake":
+            self.wake(abort=False)
+
+    def fell_asleep(self, mode: str, keeps: bool) -> None:
+        if self.mode is None or (self.mode in ("cpu", "pinned") and not keeps):
+            self.mode = mode
+            if not keeps:
+                self.model.forget(self.open)
+                for page in self.model.order:
+                    page.content = 0.0 if mode == "memset" else None
+                    page.has_bytes = page.on_gpu
+
+    @precondition(lambda self: self.mode is not None)
+    @rule(abort=st.booleans())
+    def wake(self, abort: bool) -> None:
+        self.ledger.stage(self.ledger.preflight("wake", "op"), STAGE_TIMEOUT_S)
+        if abort:
+            self.ledger.abort()
+            return
+        self.ledger.commit()
+        self.ledger.publish()
+        self.mode = None
+
+    @invariant()
+    def counts_agree(self) -> None:
+        stats, model = self.kv.stats(), self.model
+        for status in ("locked", "held", "droppable"):
+            pages = len(model.having(status, True)) + len(model.having(status, False))
+            assert stats[f"{status}_pages"] == pages, status
+        assert stats["host_pages"] == sum(not page.on_gpu for page in model.order)
+        assert stats["free_slots"] == (model.free_slots if self.mode is None else 0)
+        assert stats["prefix_tokens"] == len(model.tree) * BLOCK
+        assert stats["evicted_pages"] == model.evicted
+        assert (stats["host_bytes"] == 0) == (self.host_copies() == 0)
+        parked_bytes = 0 if self.mode is None else SLOTS * PAGE_BYTES
+        assert self.device.memory_info()[0] == self.free_bytes + parked_bytes
+
+    def host_copies(self) -> int:
+        saved = self.mode in ("cpu", "pinned")
+        return sum(page.has_bytes and (saved or not page.on_gpu) for page in self.model.order)
+
+    @invariant()
+    def sequences_agree(self) -> None:
+        for one in self.open:
+            assert one.real.state == ("active" if one.active else "suspended")
+            assert one.real.history_tokens == len(one.tokens)
+            assert one.real.capacity_tokens == len(one.pages) * BLOCK
+            table = one.real.page_table
+            shown = len(one.pages) if one.active and self.mode is None else 0
+            assert (table[:shown] >= 0).all() and (table[shown:] == -1).all()
+
+    @invariant()
+    def contents_agree(self) -> None:
+        slots: dict[int, ModelPage] = {}
+        for one in self.open:
+            if not one.active or self.mode is not None:
+                continue
+            for page, slot in zip(one.pages, one.real.page_table.tolist(), strict=False):
+                assert slots.setdefault(slot, page) is page, "two pages in one slot"
+                if page.content is not None:
+                    assert all(bool((view[slot] == page.content).all()) for view in self.views)
+
+
+TestKvModel = KvMachine.TestCase
+TestKvModel.settings = settings(
+    max_examples=200,
+    stateful_step_count=80,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
