@@ -45,11 +45,9 @@ struct Copy {
   std::size_t size_bytes;
 };
 
-// Two directions with a stream each, so that both can run at once.
-enum class StreamId : std::uint8_t {
-  out,
-  in
-};  // device -> host, host -> device (and fills, device -> device)
+// Two directions with a stream each, so that both can run at once: `out` is device to host; `in` is host to
+// device, and takes fills and copies within the device too.
+enum class StreamId : std::uint8_t { out, in };
 
 enum class DeviceKind : std::uint8_t { host, cuda };
 

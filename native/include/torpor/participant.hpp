@@ -33,7 +33,7 @@ enum class RestoreMode : std::uint8_t { none, memset, cpu, pinned };
 enum class Action : std::uint8_t { sleep, wake };
 
 struct Refusal {
-  std::string code;  // "external_registration", "host_memory", "device_memory", "busy", …
+  std::string code;  // "external_registration", "host_memory", "device_memory", "conflict", …
   std::string tag;
   std::string reason;  // tells a person what to do next
   std::size_t needed_bytes = 0;
