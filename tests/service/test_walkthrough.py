@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,7 @@ def test_a_service_that_cannot_start_is_told_with_its_log_and_leaves_no_child(tm
 
 
 def test_descendants_are_found_and_known_to_be_gone() -> None:
-    """Grandchildren too, and a zombie does not count as alive."""
+    """Grandchildren too."""
     command = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'], stdin=sys.stdin)"
     parent = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE)
     try:
@@ -186,3 +187,18 @@ def test_descendants_are_found_and_known_to_be_gone() -> None:
     finally:
         parent.communicate(b"\n", timeout=20)
     assert not alive(grandchild)
+
+
+def test_a_process_that_only_waits_to_be_collected_does_not_count_as_alive() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert child.stdin is not None
+    (record,) = [one for one in descendants(os.getpid()) if one.pid == child.pid]
+    assert alive(record)
+    child.stdin.write(b"\n")
+    child.stdin.close()
+    deadline = time.monotonic() + 20
+    while alive(record) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not alive(record)
+    assert Path(f"/proc/{child.pid}").exists()  # still there for its parent
+    child.wait()
