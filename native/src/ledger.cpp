@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <thread>
 #include <utility>
 
 #include "externals.hpp"
@@ -14,6 +15,7 @@ namespace {
 
 constexpr std::array<const char*, 4> phase_names{"idle", "staged", "committing", "committed"};
 constexpr std::chrono::seconds registration_patience{30};
+constexpr std::chrono::microseconds lock_pause{100};
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -48,6 +50,20 @@ Registration::Registration(std::shared_ptr<Externals> externals, std::uint64_t i
 void Registration::close() noexcept {
   externals_->remove(id_);
 }
+
+class Ledger::Step final {
+ public:
+  explicit Step(Ledger& ledger) : working_(ledger.work_), stepping_(ledger.stepping_) {
+    stepping_.store(true);
+  }
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+  ~Step() { stepping_.store(false); }
+
+ private:
+  std::lock_guard<std::mutex> working_;
+  std::atomic<bool>& stepping_;
+};
 
 Ledger::Ledger(std::shared_ptr<Device> device, std::size_t host_pool_bytes)
     : device_(std::move(device)),
@@ -122,7 +138,9 @@ std::shared_ptr<Registration> Ledger::register_external(const std::string& name,
 }
 
 Plan Ledger::preflight(Request request) {
-  const std::unique_lock<std::mutex> working(work_, std::try_to_lock);
+  // A reader or a region being made is worth waiting for; a running step is a conflict.
+  std::unique_lock<std::mutex> working(work_, std::defer_lock);
+  while (!working.try_lock() && !stepping_.load()) std::this_thread::sleep_for(lock_pause);
   const LedgerStatus now = status();
   if (working.owns_lock() && now.phase == LedgerPhase::idle) return make_plan(std::move(request));
   Plan plan;
@@ -135,7 +153,7 @@ Plan Ledger::preflight(Request request) {
 
 StageReport Ledger::stage(const Plan& plan, std::chrono::duration<double> timeout) {
   const Clock::time_point start = Clock::now();
-  const std::lock_guard<std::mutex> working(work_);
+  const Step step(*this);
   must_be_idle("stage");
   if (!plan.refusals.empty()) raise(plan.refusals.front());
   stop_.store(false);
@@ -178,7 +196,7 @@ StageReport Ledger::stage(const Plan& plan, std::chrono::duration<double> timeou
 
 CommitReport Ledger::commit() {
   const Clock::time_point start = Clock::now();
-  const std::lock_guard<std::mutex> working(work_);
+  const Step step(*this);
   const LedgerPhase phase = status().phase;
   if (phase == LedgerPhase::committed) return report_;
   if (phase == LedgerPhase::idle) throw Misuse("commit: nothing is staged; stage a plan first");
@@ -220,7 +238,7 @@ void Ledger::commit_entries() {
 }
 
 void Ledger::publish() {
-  const std::lock_guard<std::mutex> working(work_);
+  const Step step(*this);
   const LedgerPhase phase = status().phase;
   if (phase == LedgerPhase::idle) return;
   if (phase != LedgerPhase::committed) throw Misuse("publish: commit the staged operation first");
@@ -230,7 +248,7 @@ void Ledger::publish() {
 }
 
 void Ledger::abort() {
-  const std::lock_guard<std::mutex> working(work_);
+  const Step step(*this);
   const LedgerStatus now = status();
   if (now.phase == LedgerPhase::idle) return;
   if (now.phase != LedgerPhase::staged) {

@@ -107,6 +107,20 @@ CASE("stop ends a running stage, and status and memory answer meanwhile (C6)") {
   (void)rig.sleep();  // an old stop does not haunt the next operation
 }
 
+CASE("somebody who only reads the memory table is no conflict for a preflight") {
+  Rig rig;
+  (void)rig.region("weights", grain);
+  std::atomic<bool> done{false};
+  std::thread reader([&] {
+    while (!done) (void)rig.ledger->memory();
+  });
+  int refused = 0;
+  for (int i = 0; i < 3000; ++i) refused += rig.plan(Action::sleep).refusals.empty() ? 0 : 1;
+  done = true;
+  reader.join();
+  CHECK(refused == 0);
+}
+
 CASE("registered memory forbids the sleep of its tag by name, and only that (K10)") {
   Rig rig;
   (void)rig.region("kv_cache", grain);

@@ -6,6 +6,7 @@
 // Thread- safe: one step runs at a time, and status() and stop() never wait for it.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -94,6 +95,7 @@ class Ledger final {
   [[nodiscard]] std::vector<Usage> memory() const;
 
  private:
+  class Step;  // holds work_ and sets stepping_
   struct Entry {
     std::shared_ptr<Participant> participant;
     Item item;
@@ -113,6 +115,7 @@ class Ledger final {
   const std::shared_ptr<HostPool> host_pool_;
   const std::shared_ptr<Externals> externals_;
   StopFlag stop_{false};
+  std::atomic<bool> stepping_{false};  // a step of a transaction runs, not just somebody who reads
 
   mutable std::mutex work_;                                 // held for a whole step
   std::vector<std::shared_ptr<Participant>> participants_;  // in the order of (tag, name)
