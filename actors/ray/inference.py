@@ -40,7 +40,7 @@ class LeaderStream:
 
     def __init__(self, handle: ActorHandle, front_end: str) -> None:
         self._handle = handle
-        self._front_end = front_end
+        self.front_end = front_end
         self._inboxes: dict[str, Inbox] = {}
         self._submitting = asyncio.Semaphore(MAX_SUBMITTING)
         self.lost = ""  # why this connection is over
@@ -68,7 +68,7 @@ class LeaderStream:
         finally:
             del self._inboxes[request.id]
             if not finished:  # the reader went away (G4)
-                self._handle.cancel.remote(self._front_end, [request.id])
+                self._handle.cancel.remote(self.front_end, [request.id])
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -76,7 +76,7 @@ class LeaderStream:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._lose("the front end was closed")
         with contextlib.suppress(RayError):
-            self._handle.detach.remote(self._front_end)
+            self._handle.detach.remote(self.front_end)
 
     async def _submit(self, request: GenerateRequest) -> AdmissionReply:
         async with self._submitting:
@@ -84,7 +84,7 @@ class LeaderStream:
                 raise LeaderGone(self.lost)
             try:
                 replies: list[AdmissionReply] = await call_once(
-                    self._handle, "submit", self._front_end, [request]
+                    self._handle, "submit", self.front_end, [request]
                 )
             except ActorGone as error:
                 raise LeaderGone(f"the model's leader is gone: {error}") from error
@@ -94,7 +94,7 @@ class LeaderStream:
         why = "it ended the stream of this front end"
         try:
             ahead = {"_generator_backpressure_num_objects": MAX_BATCHES_AHEAD}
-            async for reference in self._handle.stream.options(**ahead).remote(self._front_end):
+            async for reference in self._handle.stream.options(**ahead).remote(self.front_end):
                 batch: list[TokenEvent] = await reference
                 for event in batch:
                     if event.request in self._inboxes:
@@ -106,7 +106,7 @@ class LeaderStream:
     async def _renew(self) -> None:
         while not self.lost:
             try:
-                await asyncio.wait_for(call(self._handle, "renew", self._front_end), LEASE_S)
+                await asyncio.wait_for(call(self._handle, "renew", self.front_end), LEASE_S)
             except (TimeoutError, ActorGone) as error:
                 self._lose(str(error) or f"it did not answer for {LEASE_S:g} s")
             await asyncio.sleep(RENEW_S)
@@ -137,6 +137,10 @@ class RayInference:
                     yield event
         except LeaderGone as error:
             raise GateClosed(GateReason.FAILED, str(error)) from error
+
+    def connections(self) -> tuple[LeaderStream, ...]:
+        """To the leaders that were asked so far."""
+        return tuple(self._streams.values())
 
     async def close(self) -> None:
         streams, self._streams = list(self._streams.values()), {}

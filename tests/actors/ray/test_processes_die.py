@@ -156,6 +156,23 @@ async def test_a_killed_front_end_frees_the_places_of_all_its_clients(make_torpo
     assert (await torpor.sleep()).state is OperationState.SUCCEEDED
 
 
+async def test_a_front_end_that_was_taken_for_dead_ends_its_streams_and_connects_anew(
+    make_torpor: MakeTorpor,
+) -> None:
+    """G3, G4: it was silent for too long, e.g. suspended; the leader has let go of it."""
+    torpor = await make_torpor().loaded()
+    inference = torpor.new_front_end()
+    running = asyncio.create_task(read(inference, request(1_000_000)))
+    await torpor.until(lambda view: view.ranks[0].live_sequences == 1, 5)
+    (connection,) = inference.connections()
+    await torpor.rank("toy", 0).detach.remote(connection.front_end)
+    events = await asyncio.wait_for(running, 10)
+    assert events[-1].finish_reason is FinishReason.ERROR
+    assert "".join(event.text for event in await read(inference, request(3))) == "xxx"
+    await torpor.until(lambda view: view.ranks[0].live_sequences == 0, 5)
+    await inference.close()
+
+
 class FrontEnd:
     """A front end in another process."""
 
