@@ -142,12 +142,17 @@ class CoordinatorActor:
         while True:
             await asyncio.sleep(WATCH_S)
             for view in await coordinator.models():
-                if view.state is ModelState.FAILED:
-                    continue
-                why = await self._look_after(view.name)
-                if why:
-                    await coordinator.fail(view.name, f"{why}; restart the service to load the model anew")
-                    await self._stop_serving(view.name, why)
+                if view.state is not ModelState.FAILED:
+                    try:
+                        await self._judge(coordinator, view.name)
+                    except Exception:
+                        log.exception("model %s could not be looked after", view.name)  # the next round may
+
+    async def _judge(self, coordinator: Coordinator, model: str) -> None:
+        why = await self._look_after(model)
+        if why:
+            await self._stop_serving(model, why)
+            await coordinator.fail(model, f"{why}; restart the service to load the model anew")
 
     async def _look_after(self, model: str) -> str:
         ports = _ports(self._handles.get(model, []))

@@ -65,12 +65,9 @@ class Leader:
     def fail(self, error: str) -> None:
         """Close the gate for good; every request that runs ends with an error, none in silence (G3)."""
         self.gate.fail()
-        self.sink(
-            [
-                TokenEvent(request, finish_reason=FinishReason.ERROR, error=error)
-                for request in self.gate.admitted()
-            ]
-        )
+        running = self.gate.admitted()
+        self.sink([TokenEvent(request, finish_reason=FinishReason.ERROR, error=error) for request in running])
+        self._cancel_in_engine(running)
 
     def tick(self) -> None:
         """Look at the leases of drains and of front ends; to be called every second or so."""

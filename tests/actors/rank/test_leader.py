@@ -129,3 +129,16 @@ async def test_a_rank_that_closes_ends_every_stream_with_an_error(device_name: s
     await asyncio.sleep(0.05)
     await bench.core.close()
     assert (await reading)[-1].finish_reason is FinishReason.ERROR
+
+
+async def test_a_model_that_is_lost_ends_its_streams_and_its_engine_computes_no_further(bench: Bench) -> None:
+    """M6: another rank died; this one lives."""
+    running = bench.request(tokens=1_000_000)
+    await bench.admit(running)
+    reading = asyncio.create_task(bench.read(running.id))
+    await asyncio.sleep(0.05)
+    bench.core.fail("rank 1 is gone")
+    events = await reading
+    assert (events[-1].finish_reason, events[-1].error) == (FinishReason.ERROR, "rank 1 is gone")
+    await until_idle(bench)
+    assert await bench.admit(bench.request()) == ["closed"]
