@@ -1,68 +1,13 @@
-// The KV cache asleep: what each mode keeps, what a failure leaves, what sequences may do meanwhile.
+// The KV cache asleep: what each mode keeps, and what sequences may do meanwhile.
 #include <algorithm>
 #include <thread>
 
-#include "kv_rig.hpp"
+#include "kv_world.hpp"
 
 using namespace kv_rig;
 using torpor::Action;
 using torpor::Misuse;
 using torpor::RestoreMode;
-
-namespace {
-
-constexpr std::size_t pool_bytes = 8 * page_bytes;
-
-// An active sequence, a suspended one, a prefix on the GPU, and two pages of the suspended one on the host.
-struct World {
-  std::shared_ptr<Rig> rig;
-  Tracked active, suspended;
-  std::size_t free_bytes = 0;
-};
-
-World mixed_world(std::size_t kept_host_bytes = 0) {
-  World world;
-  world.rig = std::make_shared<Rig>(Options{.host_slots = 4, .seed = 9, .pool_bytes = kept_host_bytes});
-  Rig& rig = *world.rig;
-  world.suspended = rig.started("s", tokens_from(0, 14));  // 4 pages
-  world.suspended.handle->suspend();
-  world.active = rig.started("a", tokens_from(0, 10));     // 3 pages
-  Tracked passing = rig.started("p", tokens_from(0, 12));  // 3 pages: 2 of the suspended move to the host
-  passing.handle->close();
-  CHECK(rig.stats().host_pages == 2 && rig.stats().droppable_pages == 3 && rig.stats().free_slots == 0);
-  world.free_bytes = rig.free_bytes();
-  return world;
-}
-
-Tokens known(const char* scope) {
-  return scope == std::string("p") ? tokens_from(0, 13) : tokens_from(0, 15);
-}
-
-void is_whole(World& world) {
-  Rig& rig = *world.rig;
-  CHECK(!rig.kv->parked() && rig.free_bytes() == world.free_bytes);
-  CHECK(rig.stats().host_pages == 2 && rig.stats().locked_pages == 3);
-  CHECK(rig.kv->probe("p", known("p")) == 12 && rig.kv->probe("s", known("s")) == 12);
-  CHECK(rig.kv->probe("a", known("a")) == 8);
-  CHECK(rig.holds(world.active));
-}
-
-// Also what is on the host, and the prefix; moves pages.
-void contents_are_whole(World& world) {
-  Rig& rig = *world.rig;
-  CHECK(rig.holds(world.active));
-  CHECK(world.suspended.handle->resume() && rig.holds(world.suspended));
-  world.suspended.handle->suspend();
-  Tracked heir = rig.create("p", known("p"));
-  CHECK(heir.handle->matched_tokens() == 12 && heir.handle->resume() && rig.holds(heir));
-}
-
-std::vector<std::int32_t> table_of(const Tracked& one) {
-  const auto table = one.handle->table();
-  return {table.get(), table.get() + one.handle->table_entries()};
-}
-
-}  // namespace
 
 CASE(
     "a preserving sleep gives the whole pool back and wakes with every byte, prefix and tier as it was (K3, "
@@ -192,41 +137,6 @@ CASE("sleep without room in the host tier takes temporary host memory, and gives
   contents_are_whole(world);
 }
 
-CASE("sleep without enough host memory is refused with the bytes, and nothing changed (F18)") {
-  World world = mixed_world();
-  Rig& rig = *world.rig;
-  rig.scarce->host_free_bytes = 0;
-  bool refused = false;
-  try {
-    rig.sleep(RestoreMode::pinned);
-  } catch (const torpor::OutOfHostMemory& error) {
-    refused = error.needed_bytes > 0;
-  }
-  CHECK(refused);
-  is_whole(world);
-  contents_are_whole(world);
-  rig.sleep(RestoreMode::none);
-  CHECK(rig.kv->parked());
-}
-
-CASE(
-    "wake without device memory is refused, the saved contents stay, and a later wake has them (M4, F5, "
-    "F26)") {
-  World world = mixed_world();
-  Rig& rig = *world.rig;
-  rig.sleep(RestoreMode::pinned);
-  for (int round = 0; round < 3; ++round) {
-    const torpor::Physical other(rig.device, rig.free_bytes());
-    const auto plan = rig.plan(Action::wake);
-    CHECK(plan.refusals.size() == 1 && plan.refusals[0].code == "device_memory");
-    CHECK_THROWS(torpor::OutOfDeviceMemory, rig.stage(plan));
-    CHECK(rig.kv->parked() && rig.free_bytes() == 0);
-  }
-  rig.wake();
-  is_whole(world);
-  contents_are_whole(world);
-}
-
 CASE("sleep of a sleeping cache: weaker lets go of what was kept, stronger keeps what is in force (C1)") {
   World world = mixed_world();
   Rig& rig = *world.rig;
@@ -249,107 +159,6 @@ CASE("sleep of a sleeping cache: weaker lets go of what was kept, stronger keeps
   CHECK(rig.plan(Action::wake).items[0].noop);
   rig.wake();
   CHECK(rig.all_zero(world.active) && rig.free_bytes() == world.free_bytes);
-}
-
-CASE("abort of a staged sleep or wake leaves everything as it was") {
-  for (const RestoreMode mode : {RestoreMode::none, RestoreMode::memset, RestoreMode::pinned}) {
-    World world = mixed_world();
-    Rig& rig = *world.rig;
-    const std::size_t host_before = rig.stats().host_bytes;
-    rig.stage(rig.plan(Action::sleep, mode));
-    CHECK(rig.holds(world.active));  // the old state is what the outside sees
-    rig.ledger->abort();
-    CHECK(rig.stats().host_bytes == host_before);
-    is_whole(world);
-    rig.sleep(mode);
-    const std::size_t free_asleep = rig.free_bytes();
-    rig.stage(rig.plan(Action::wake));
-    rig.ledger->abort();
-    CHECK(rig.kv->parked() && rig.free_bytes() == free_asleep);
-    CHECK(table_of(world.active) == std::vector<std::int32_t>(8, no_slot));
-    rig.wake();
-    CHECK(rig.free_bytes() == world.free_bytes);
-    if (preserves(mode)) contents_are_whole(world);
-  }
-}
-
-CASE("any device call that fails in a sleep leaves everything as it was or is driven forward (M3, F6)") {
-  for (const RestoreMode mode : {RestoreMode::none, RestoreMode::memset, RestoreMode::pinned}) {
-    const int faults = sweep_faults<World>(
-        [] { return mixed_world(); },
-        [&](World& world) {
-          Rig& rig = *world.rig;
-          if (rig.ledger->status().phase == torpor::LedgerPhase::idle)
-            rig.stage(rig.plan(Action::sleep, mode));
-          rig.ledger->commit();
-          rig.ledger->publish();
-          CHECK(rig.kv->parked() && rig.free_bytes() == world.free_bytes + pool_bytes);
-          rig.device->fail_at(0);  // the faults are for the sleep
-          rig.wake();
-          CHECK(rig.free_bytes() == world.free_bytes);
-          if (preserves(mode)) {
-            is_whole(world);
-            contents_are_whole(world);
-          }
-        },
-        [&](World& world) {
-          // Before the decision: as before. After it: the same commit again.
-          if (world.rig->ledger->status().phase == torpor::LedgerPhase::idle && !world.rig->kv->parked()) {
-            is_whole(world);
-          }
-        });
-    CHECK(faults >= (preserves(mode) ? 5 : 2));  // quiesce, (host memory, copy, wait,) unmap
-  }
-}
-
-CASE(
-    "any device call that fails in a wake leaves it asleep with its contents, and the retry works (M3, F6, "
-    "F26)") {
-  for (const RestoreMode mode : {RestoreMode::none, RestoreMode::memset, RestoreMode::pinned}) {
-    std::size_t free_asleep = 0;
-    const int faults = sweep_faults<World>(
-        [&] {
-          World world = mixed_world();
-          world.rig->sleep(mode);
-          free_asleep = world.rig->free_bytes();
-          return world;
-        },
-        [&](World& world) {
-          Rig& rig = *world.rig;
-          rig.stage(rig.plan(Action::wake));
-          rig.ledger->commit();
-          rig.ledger->publish();
-          CHECK(!rig.kv->parked() && rig.free_bytes() == world.free_bytes);
-          if (mode == RestoreMode::memset) CHECK(rig.all_zero(world.active));
-          if (preserves(mode)) {
-            is_whole(world);
-          }
-        },
-        [&](World& world) {
-          CHECK(world.rig->kv->parked() && world.rig->free_bytes() == free_asleep);
-          CHECK(table_of(world.active) == std::vector<std::int32_t>(8, no_slot));
-        });
-    CHECK(faults >= 3);
-  }
-}
-
-CASE("a commit that failed half way goes on where it stopped, closes in between included") {
-  Rig rig({.gpu_slots = 32, .seed = 4});  // 4 chunks
-  Tracked one = rig.started("a", tokens_from(0, 20));
-  const std::size_t before = rig.free_bytes();
-  rig.stage(rig.plan(Action::sleep, RestoreMode::pinned));
-  rig.device->fail_at(3);
-  CHECK_THROWS(torpor::DeviceError, rig.ledger->commit());
-  CHECK(rig.free_bytes() == before + 2 * granule_bytes && rig.ledger->status().mutated);
-  CHECK_THROWS(Misuse, rig.kv->create_sequence("a", tokens_from(0, 4)));
-  Tracked two = one;
-  two.handle->close();
-  CHECK(rig.ledger->commit().freed_bytes == 4 * granule_bytes);
-  rig.ledger->publish();
-  CHECK(rig.free_bytes() == before + 4 * granule_bytes);
-  rig.wake();
-  Tracked heir = rig.create("a", tokens_from(0, 21));
-  CHECK(heir.handle->matched_tokens() == 20 && heir.handle->resume() && rig.holds(heir));
 }
 
 CASE("while asleep sequences can be created and closed; what needs the GPU is refused (F19, K12)") {
@@ -431,23 +240,6 @@ CASE("a sequence closed between stage and commit of a wake leaves its prefix") {
   CHECK(heir.handle->matched_tokens() == 8 && heir.handle->resume() && rig.holds(heir));
   rig.ledger->publish();
   CHECK(rig.holds(heir));
-}
-
-CASE("a stage that is stopped or late leaves everything as it was (C6)") {
-  World world = mixed_world();
-  Rig& rig = *world.rig;
-  rig.device->delay("copy", 0.2);
-  std::thread stopper([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    rig.ledger->stop();
-  });
-  CHECK_THROWS(torpor::Stopped, rig.sleep(RestoreMode::pinned));
-  stopper.join();
-  rig.device->delay("copy", 0);
-  is_whole(world);
-  rig.sleep(RestoreMode::pinned);
-  rig.wake();
-  contents_are_whole(world);
 }
 
 CASE("fifty cycles in changing modes leave device and host memory where they were (M2, F17, F18)") {
