@@ -28,6 +28,7 @@ class Mixed(torch.nn.Module):
         shared = torch.randn(4, 6)
         self.rows = torch.nn.Parameter(shared[1:3])
         self.turned = torch.nn.Parameter(shared.t())
+        self.tail = torch.nn.Parameter(torch.randn(1000)[501:600])
         self.narrow = torch.nn.Parameter(torch.randn(33).to(torch.bfloat16))
         self.register_buffer("count", torch.tensor(5, dtype=torch.int64))
         self.register_buffer("table", torch.randn(9), persistent=False)

@@ -66,6 +66,19 @@ def test_eight_requests_of_mixed_lengths_at_once_are_each_token_exact(
     assert host.engine.running() == 0
 
 
+def test_memory_that_was_never_written_is_never_read(host: EngineHost, oracle: Oracle) -> None:
+    """Fresh physical memory may hold anything, also what is no number."""
+    pages = host.engine._loop._runner._pages  # type: ignore[attr-defined]
+    for pool in (*pages.keys, *pages.values):
+        pool.fill_(float("nan"))
+    host.engine.quiesce(10)
+    prompts = [prompt(n, seed=n) for n in (1, 2, 3, 1, 5)]  # whose padded decodes share a batch
+    asked = [host.ask(one, max_tokens=6) for one in prompts]
+    host.engine.resume()
+    for one, said in zip(prompts, asked, strict=True):
+        assert said.wait().tokens == oracle.greedy(one, 6)
+
+
 def test_a_known_prefix_is_reused_in_whole_blocks_and_within_its_scope_only(
     host: EngineHost, oracle: Oracle
 ) -> None:
