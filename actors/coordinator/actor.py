@@ -138,21 +138,27 @@ class CoordinatorActor:
             self._handles.pop(model.name, None)
 
     async def _watch(self, coordinator: Coordinator) -> None:
-        """Find ranks that have died, or whose engine has, also when nothing is asked of them."""
+        """Find ranks that have died, or whose engine has, also when nothing is asked of them.
+
+        A model may fail in an operation before it is seen here; its leader must be told all the same, or requests
+        that it has begun would hang.
+        """
+        told: set[str] = set()
         while True:
             await asyncio.sleep(WATCH_S)
             for view in await coordinator.models():
                 if view.state is not ModelState.FAILED:
-                    try:
-                        await self._judge(coordinator, view.name)
-                    except Exception:
-                        log.exception("model %s could not be looked after", view.name)  # the next round may
-
-    async def _judge(self, coordinator: Coordinator, model: str) -> None:
-        why = await self._look_after(model)
-        if why:
-            await self._stop_serving(model, why)
-            await coordinator.fail(model, f"{why}; restart the service to load the model anew")
+                    told.discard(view.name)
+                    why = await self._look_after(view.name)
+                    if not why:
+                        continue
+                    await coordinator.fail(view.name, f"{why}; restart the service to load the model anew")
+                elif view.name in told:
+                    continue
+                else:
+                    why = view.error
+                told.add(view.name)
+                await self._stop_serving(view.name, why)
 
     async def _look_after(self, model: str) -> str:
         ports = _ports(self._handles.get(model, []))

@@ -59,14 +59,8 @@ std::size_t number_in(const std::string& path, std::size_t otherwise) {
   return leading_number(text_of(path).c_str(), otherwise);
 }
 
-struct CgroupFiles {
-  std::string root;
-  const char* limit;
-  const char* used;
-  const char* cache;  // key in memory.stat: page cache that goes when memory is short
-};
+}  // namespace
 
-// The room under every limit from the process's own group up to the root.
 std::size_t cgroup_room_bytes(const CgroupFiles& files, std::string group) {
   std::size_t room = unlimited;
   for (;;) {
@@ -74,18 +68,23 @@ std::size_t cgroup_room_bytes(const CgroupFiles& files, std::string group) {
     const std::size_t limit = number_in(folder + files.limit, unlimited);
     if (limit < (unlimited >> 2)) {
       const std::size_t used = number_in(folder + files.used, 0);
-      const std::size_t cache = std::min(used, value_of(folder + "/memory.stat", files.cache, 0));
-      room = std::min(room, limit > used - cache ? limit - (used - cache) : 0);
+      std::size_t cache = 0;  // page cache of both lists: it goes when memory is short
+      for (const char* list : {"inactive_file", "active_file"}) {
+        cache += value_of(folder + "/memory.stat", std::string(files.prefix) + list, 0);
+      }
+      const std::size_t held = used - std::min(used, cache);
+      room = std::min(room, limit > held ? limit - held : 0);
     }
     if (group.empty() || group == "/") return room;
     group.resize(group.rfind('/'));
   }
 }
 
+namespace {
+
 std::size_t cgroups_room_bytes() {
-  const CgroupFiles v2{"/sys/fs/cgroup", "/memory.max", "/memory.current", "inactive_file"};
-  const CgroupFiles v1{"/sys/fs/cgroup/memory", "/memory.limit_in_bytes", "/memory.usage_in_bytes",
-                       "total_inactive_file"};
+  const CgroupFiles v2{"/sys/fs/cgroup", "/memory.max", "/memory.current", ""};
+  const CgroupFiles v1{"/sys/fs/cgroup/memory", "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_"};
   std::size_t room = unlimited;
   const std::string groups = text_of("/proc/self/cgroup");
   for (std::size_t from = 0, to = 0; (to = groups.find('\n', from)) != std::string::npos; from = to + 1) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "torpor/device.hpp"
 
@@ -10,6 +11,16 @@ namespace torpor {
 // What can still be committed without the kernel killing somebody: MemAvailable, and what the cgroups of this
 // process (version 1 or 2, up to the root) leave.
 [[nodiscard]] std::size_t available_host_bytes();
+
+// How a version of cgroups names its files. prefix: of the keys in memory.stat that count the children too.
+struct CgroupFiles {
+  std::string root;
+  const char* limit;
+  const char* used;
+  const char* prefix;
+};
+// The room under every limit from this group up to the root; the page cache counts as free.
+[[nodiscard]] std::size_t cgroup_room_bytes(const CgroupFiles& files, std::string group);
 
 // Anonymous memory on huge pages, not inherited by a fork, touched by several threads when it is large.
 // OutOfHostMemory when there is not enough.
