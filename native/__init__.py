@@ -11,10 +11,12 @@ from torpor.native._core import (
     cuda_device_count,
 )
 from torpor.native.errors import (
+    ContentsCorrupt,
     DeviceBusy,
     DeviceError,
     Misuse,
     OutOfDeviceMemory,
+    OutOfDisk,
     OutOfHostMemory,
     OutOfMemory,
     Stopped,
@@ -23,6 +25,7 @@ from torpor.native.errors import (
 from torpor.native.ledger import Ledger
 
 __all__ = [
+    "ContentsCorrupt",
     "Device",
     "DeviceBusy",
     "DeviceError",
@@ -31,6 +34,7 @@ __all__ = [
     "Ledger",
     "Misuse",
     "OutOfDeviceMemory",
+    "OutOfDisk",
     "OutOfHostMemory",
     "OutOfMemory",
     "Plan",

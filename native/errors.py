@@ -24,6 +24,18 @@ class OutOfHostMemory(OutOfMemory):
     """The host has no room."""
 
 
+class OutOfDisk(OutOfMemory):
+    """The disk has no room, or the limit on what may lie there is reached."""
+
+
+class ContentsCorrupt(TorporError):
+    """What was saved of `tag` is not what came back: a wake with checksums has failed, and the saved copy stays."""
+
+    def __init__(self, message: str, tag: str = "") -> None:
+        super().__init__(message)
+        self.tag = tag
+
+
 class DeviceError(TorporError):
     """A call of the driver or kernel failed: `call`, `code`, `size_bytes`; `sticky` when the context is lost."""
 

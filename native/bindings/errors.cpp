@@ -25,8 +25,12 @@ void translate(const std::exception_ptr& thrown, void*) {
     raise("OutOfDeviceMemory", error.what(), error.needed_bytes, error.free_bytes);
   } catch (const OutOfHostMemory& error) {
     raise("OutOfHostMemory", error.what(), error.needed_bytes, error.free_bytes);
+  } catch (const OutOfDisk& error) {
+    raise("OutOfDisk", error.what(), error.needed_bytes, error.free_bytes);
   } catch (const OutOfMemory& error) {
     raise("OutOfMemory", error.what(), error.needed_bytes, error.free_bytes);
+  } catch (const ContentsCorrupt& error) {
+    raise("ContentsCorrupt", error.what(), error.tag.c_str());
   } catch (const DeviceError& error) {
     raise("DeviceError", error.what(), error.call.c_str(), error.code, error.size_bytes, error.sticky);
   } catch (const DeviceBusy& error) {

@@ -30,6 +30,17 @@ class OutOfHostMemory final : public OutOfMemory {
  public:
   using OutOfMemory::OutOfMemory;
 };
+class OutOfDisk final : public OutOfMemory {
+ public:
+  using OutOfMemory::OutOfMemory;
+};
+
+// What was saved is not what came back (K13). The saved copy is untouched.
+class ContentsCorrupt final : public Error {
+ public:
+  ContentsCorrupt(const std::string& what, std::string owner_tag) : Error(what), tag(std::move(owner_tag)) {}
+  std::string tag;
+};
 
 // A call to the driver or the kernel that failed for another reason than room. sticky: the context is lost
 // for good.
