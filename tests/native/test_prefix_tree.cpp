@@ -41,7 +41,7 @@ CASE("the longest chain of whole blocks is found, and gives its pages in order")
   insert_chain(tree, "a", {1, 2, 3, 4, 5, 6}, pages);
   const auto chain = tree.match("a", Tokens{1, 2, 3, 4, 5, 9});
   CHECK(chain.size() == 2);
-  CHECK(chain[0]->page == &pages[0] && chain[1]->page == &pages[1]);
+  CHECK(chain[0]->page() == &pages[0] && chain[1]->page() == &pages[1]);
   CHECK(pages[0].node == chain[0]);
   CHECK(matched(tree, "a", {1, 2, 3}) == 1);
   CHECK(matched(tree, "a", {1}) == 0);
@@ -56,7 +56,8 @@ CASE("two scopes never share a block") {
   CHECK(matched(tree, "tenant two", {1, 2, 3, 4}) == 0);
   CHECK(matched(tree, "", {1, 2, 3, 4}) == 0);
   insert_chain(tree, "tenant two", {1, 2}, pages);
-  CHECK(tree.match("tenant two", Tokens{1, 2})[0]->page != tree.match("tenant one", Tokens{1, 2})[0]->page);
+  CHECK(tree.match("tenant two", Tokens{1, 2})[0]->page() !=
+        tree.match("tenant one", Tokens{1, 2})[0]->page());
 }
 
 CASE("when every hash collides the right block is found, and no wrong one") {
@@ -69,8 +70,8 @@ CASE("when every hash collides the right block is found, and no wrong one") {
   for (Token first = 0; first < 20; ++first) {
     const auto chain = tree.match(first % 2 == 0 ? "even" : "odd", Tokens{first, 1, first, 2});
     CHECK(chain.size() == 2);
-    CHECK(chain[0]->page == &pages[static_cast<std::size_t>(2 * first)]);
-    CHECK(chain[1]->page == &pages[static_cast<std::size_t>(2 * first + 1)]);
+    CHECK(chain[0]->page() == &pages[static_cast<std::size_t>(2 * first)]);
+    CHECK(chain[1]->page() == &pages[static_cast<std::size_t>(2 * first + 1)]);
     CHECK(matched(tree, first % 2 == 0 ? "odd" : "even", {first, 1}) == 0);
     // The second block of another chain is known to this hash, and not below this parent.
     CHECK(matched(tree, first % 2 == 0 ? "even" : "odd", {first, 1, first + 2, 2}) == 1);

@@ -26,12 +26,13 @@ KvManager::KvManager(std::shared_ptr<Device> device, std::shared_ptr<HostPool> h
     : device_(std::move(device)),
       spec_(checked(std::move(spec))),
       host_pool_(std::move(host_pool)),
+      prefixes_(spec_.layout.tokens_per_block),
       cache_(device_, host_pool_,
              {.page_bytes = spec_.layout.page_bytes(),
-              .tokens_per_block = spec_.layout.tokens_per_block,
               .gpu_bytes = spec_.gpu_bytes,
               .host_bytes = spec_.host_bytes,
-              .seed = spec_.seed}) {}
+              .seed = spec_.seed},
+             *this) {}
 
 Address KvManager::address(std::size_t layer, Role role) const {
   return cache_.gpu().base() + spec_.layout.offset_bytes(layer, role);
@@ -40,7 +41,7 @@ Address KvManager::address(std::size_t layer, Role role) const {
 std::vector<Node*> KvManager::match(const std::string& scope, std::span<const Token> prompt) const {
   // One token at least is left to compute: its logits give the next one.
   if (prompt.empty()) return {};
-  std::vector<Node*> known = cache_.prefixes().match(scope, prompt.first(prompt.size() - 1));
+  std::vector<Node*> known = prefixes_.match(scope, prompt.first(prompt.size() - 1));
   // With the host tier more may be known than a page table has entries.
   if (known.size() > slots()) known.resize(slots());
   return known;
@@ -64,7 +65,7 @@ std::shared_ptr<Sequence> KvManager::create_sequence(const std::string& scope,
                          prompt.begin() + static_cast<std::ptrdiff_t>(record->matched_tokens));
   record->table = std::shared_ptr<std::int32_t[]>(new std::int32_t[slots()]);
   std::fill_n(record->table.get(), slots(), no_slot);
-  for (const Node* node : known) record->pages.push_back(node->page);
+  for (const Node* node : known) record->pages.push_back(node->page());
   record->epoch = epoch_;
   record->published_blocks = known.size();
   if (!known.empty()) record->tip = NodeRef(*known.back());
@@ -93,8 +94,22 @@ std::size_t KvManager::forget_prefixes() {
   const std::lock_guard guard(mutex_);
   require_settled("forget_prefixes");
   begin_epoch();
-  return cache_.forget_prefixes() * spec_.layout.tokens_per_block;
+  return forget_all();
 }
+
+std::size_t KvManager::forget_all() noexcept {
+  const std::size_t tokens = prefixes_.tokens();
+  prefixes_.clear([this](Page& page) { cache_.unlink(page, PageCache::Why::all_forgotten); });
+  cache_.host().trim();
+  return tokens;
+}
+
+// Blocks below it cannot be found any more: those that nobody uses go with it, the others become private.
+void KvManager::drop(Page& page) noexcept {
+  prefixes_.remove(*page.node, [this](Page& gone) { cache_.unlink(gone, PageCache::Why::room); });
+}
+
+void KvManager::moved(const Page&) noexcept {}
 
 // K and V that are older than this moment never become reusable, whoever commits the block they are in.
 void KvManager::begin_epoch() noexcept {
@@ -116,7 +131,7 @@ KvStats KvManager::stats() const {
           .host_bytes = cache_.host().committed_bytes(),
           .host_slots = cache_.host().ceiling_places(),
           .sequences = sequences_.size(),
-          .prefix_tokens = cache_.prefixes().blocks() * spec_.layout.tokens_per_block,
+          .prefix_tokens = prefixes_.tokens(),
           .lookup_tokens = lookup_tokens_,
           .hits_tokens = hits_tokens_,
           .evicted_pages = counters.evicted_pages,

@@ -157,18 +157,17 @@ void KvManager::publish_blocks(SequenceRecord& record) {
   const std::size_t size = spec_.layout.tokens_per_block;
   const std::size_t full = record.history.size() / size;
   if (full == record.published_blocks) return;
-  PrefixTree& prefixes = cache_.prefixes();
   Node* parent = record.tip.get();
   if (parent == nullptr) {
     // Nothing published yet, or a block above the tip was dropped: begin again at the root, and mend the
     // chain.
     record.published_blocks = 0;
-    parent = &prefixes.root(record.scope);
+    parent = &prefixes_.root(record.scope);
   }
   while (record.published_blocks < full) {
     const auto block = std::span(record.history).subspan(record.published_blocks * size, size);
-    Node* node = prefixes.find(*parent, block);
-    if (node == nullptr) node = &prefixes.insert(*parent, block, *record.pages[record.published_blocks]);
+    Node* node = prefixes_.find(*parent, block);
+    if (node == nullptr) node = &prefixes_.insert(*parent, block, *record.pages[record.published_blocks]);
     parent = node;
     record.tip = NodeRef(*node);
     ++record.published_blocks;

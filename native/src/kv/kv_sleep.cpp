@@ -52,8 +52,8 @@ Item KvManager::plan_sleep(RestoreMode mode) const {
   Item item = item_of(Action::sleep, mode);
   item.free_bytes = cache_.gpu().mapped_bytes();
   if (preserves(mode)) {
-    item.keep_bytes = cache_.pages_in(Tier::gpu) * cache_.page_bytes();
-    item.host_bytes = cache_.host().bytes_to_commit(cache_.pages_in(Tier::gpu));
+    item.keep_bytes = cache_.saved_pages() * cache_.page_bytes();
+    item.host_bytes = cache_.host().bytes_to_commit(cache_.saved_pages());
   }
   return item;
 }
@@ -64,7 +64,7 @@ Item KvManager::plan_wake() const {
   item.noop = !parked_;
   if (item.noop) return item;
   item.device_bytes = cache_.gpu().size_bytes();
-  if (preserves(mode_)) item.keep_bytes = cache_.pages_in(Tier::gpu) * cache_.page_bytes();
+  if (preserves(mode_)) item.keep_bytes = cache_.saved_pages() * cache_.page_bytes();
   return item;
 }
 
@@ -111,6 +111,7 @@ std::size_t KvManager::commit_sleep() {
 void KvManager::lose_contents(bool zero) noexcept {
   begin_epoch();
   for (auto& [id, record] : sequences_) record->contents_lost |= !record->pages.empty();
+  forget_all();
   cache_.discard(zero);
 }
 

@@ -6,12 +6,12 @@
 namespace torpor::kv {
 
 PageCache::PageCache(std::shared_ptr<Device> device, std::shared_ptr<HostPool> pool,
-                     const CacheLimits& limits)
+                     const CacheLimits& limits, PageWatcher& watcher)
     : device_(std::move(device)),
       page_bytes_(limits.page_bytes),
       gpu_(device_, limits.page_bytes, limits.gpu_bytes, limits.seed),
       host_(std::move(pool), limits.page_bytes, limits.host_bytes),
-      prefixes_(limits.tokens_per_block) {}
+      watcher_(watcher) {}
 
 void PageCache::file(Page& page) noexcept {
   if (page.list != nullptr) page.list->remove(page);
@@ -54,9 +54,10 @@ void PageCache::unlock(Page& page) noexcept {
   set_status(page);
 }
 
-Page& PageCache::take_locked() {
+Page& PageCache::take_locked(std::uint16_t life_cycle) {
   Page& page = pages_.take();
   page = Page{};
+  page.life_cycle = life_cycle;
   page.slot = gpu_.take();
   page.sequences = 1;
   page.active_sequences = 1;
@@ -71,6 +72,7 @@ void PageCache::give_back_place(Page& page) noexcept {
 
 void PageCache::free_page(Page& page) noexcept {
   assert(page.node == nullptr && page.sequences == 0);
+  set_scratch(page, false);
   if (page.list != nullptr) page.list->remove(page);
   if (page.slot != no_slot) gpu_.give_back(std::exchange(page.slot, no_slot));
   give_back_place(page);
@@ -79,28 +81,21 @@ void PageCache::free_page(Page& page) noexcept {
   pages_.give_back(page);
 }
 
-void PageCache::drop(Page& page) noexcept {
-  assert(page.status == Status::droppable);
-  // Blocks below it cannot be found any more: those that nobody uses go with it, the others become private.
-  prefixes_.remove(*page.node, [this](Page& gone) {
-    if (gone.sequences > 0) return;
-    ++counters_.evicted_pages;
-    free_page(gone);
-  });
+void PageCache::unlink(Page& page, Why why) noexcept {
+  assert(page.node == nullptr);
+  if (why == Why::all_forgotten) ++counters_.forgotten_pages;
+  if (page.sequences > 0) return;  // private from now on
+  if (why == Why::room) ++counters_.evicted_pages;
+  free_page(page);
 }
 
-std::size_t PageCache::forget_prefixes() noexcept {
-  const std::size_t blocks = prefixes_.blocks();
-  prefixes_.clear([this](Page& gone) {
-    ++counters_.forgotten_pages;
-    if (gone.sequences == 0) free_page(gone);
-  });
-  host_.trim();
-  return blocks;
+void PageCache::set_scratch(Page& page, bool scratch) noexcept {
+  if (page.scratch == scratch) return;
+  page.scratch = scratch;
+  scratch ? ++scratch_ : --scratch_;
 }
 
 void PageCache::discard(bool zero) noexcept {
-  forget_prefixes();
   for (Page& page : pages_.all()) {
     if (page.status == Status::unused) continue;
     give_back_place(page);

@@ -43,7 +43,7 @@ std::optional<PageCache::Eviction> PageCache::settle_eviction(std::size_t n) {
     if (!plan) return plan;
     if (plan->displace > 0) {
       for (std::size_t i = 0; i < plan->displace && droppable(Tier::host).oldest() != nullptr; ++i) {
-        drop(*droppable(Tier::host).oldest());
+        watcher_.drop(*droppable(Tier::host).oldest());
       }
       continue;  // More than what was asked for may be gone: plan again.
     }
@@ -57,6 +57,10 @@ std::optional<PageCache::Eviction> PageCache::settle_eviction(std::size_t n) {
   }
 }
 
+bool PageCache::could_make_room(std::size_t n) const {
+  return n <= gpu_.free_slots() || plan_eviction(n, host_.room(), droppable_[1].size()).has_value();
+}
+
 bool PageCache::make_room(std::size_t n, const Limits& limits) {
   if (n <= gpu_.free_slots()) return true;
   const auto plan = settle_eviction(n);
@@ -64,7 +68,7 @@ bool PageCache::make_room(std::size_t n, const Limits& limits) {
   move_out(plan->move, limits);
   for (Page* page : plan->drop) {
     // One may be gone already, with a block above it.
-    if (page->status == Status::droppable) drop(*page);
+    if (page->status == Status::droppable) watcher_.drop(*page);
   }
   host_.trim();
   return true;
@@ -100,6 +104,7 @@ void PageCache::set_tier(Page& page, Tier tier) noexcept {
   page.tier = tier;
   ++in_tier_[static_cast<std::size_t>(page.tier)];
   file(page);
+  watcher_.moved(page);
 }
 
 void PageCache::bring_in(std::span<Page* const> pages, const Limits& limits) {
@@ -147,6 +152,7 @@ std::vector<Page*> PageCache::gpu_pages() {
 
 std::vector<PageMove> PageCache::plan_save() {
   std::vector<Page*> pages = gpu_pages();
+  std::erase_if(pages, [](const Page* page) { return page->scratch; });
   std::ranges::sort(pages, {}, &Page::slot);  // Neighbours get neighbouring places: fewer, larger copies.
   std::vector<PageMove> moves;
   moves.reserve(pages.size());

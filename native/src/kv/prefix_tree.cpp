@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
-#include <functional>
+#include <utility>
 
 namespace torpor::kv {
 namespace {
@@ -63,24 +63,45 @@ Node& PrefixTree::root(const std::string& scope) {
     throw;
   }
   fresh.serial = ++last_serial_;
-  fresh.hash = mix(std::hash<std::string>{}(scope), scope.size()) & hash_mask_;
+  fresh.hash = root_hash(scope);
+  fresh.pages.clear();
   return fresh;
 }
 
-Node& PrefixTree::insert(Node& parent, std::span<const Token> block, Page& page) {
-  assert(block.size() == tokens_per_block_ && page.node == nullptr && find(parent, block) == nullptr);
+// Not std::hash: other processes must come to the same number.
+std::uint64_t PrefixTree::root_hash(const std::string& scope) const noexcept {
+  std::uint64_t hash = 0;
+  for (const char byte : scope) hash = mix(hash, static_cast<unsigned char>(byte));
+  return mix(hash, scope.size()) & hash_mask_;
+}
+
+std::vector<std::uint64_t> PrefixTree::hashes(const std::string& scope, std::span<const Token> tokens) const {
+  std::vector<std::uint64_t> found;
+  std::uint64_t hash = root_hash(scope);
+  for (; tokens.size() >= tokens_per_block_; tokens = tokens.subspan(tokens_per_block_)) {
+    hash = chained_hash(hash, tokens.first(tokens_per_block_));
+    found.push_back(hash);
+  }
+  return found;
+}
+
+Node& PrefixTree::insert(Node& parent, std::span<const Token> block, std::span<Page* const> pages) {
+  assert(!block.empty() && block.size() <= tokens_per_block_ && find(parent, block) == nullptr);
   if (blocks_ >= buckets_.size()) grow_buckets();
   Node& node = nodes_.take();
   try {
     node.tokens.assign(block.begin(), block.end());
+    node.pages.assign(pages.begin(), pages.end());
   } catch (...) {
     nodes_.give_back(node);
     throw;
   }
   node.serial = ++last_serial_;
   node.hash = chained_hash(parent.hash, block);
-  node.page = &page;
-  page.node = &node;
+  for (Page* page : pages) {
+    assert(page == nullptr || page->node == nullptr);
+    if (page != nullptr) page->node = &node;
+  }
   node.parent = &parent;
   node.next_sibling = parent.first_child;
   if (parent.first_child != nullptr) parent.first_child->previous_sibling = &node;
@@ -89,25 +110,47 @@ Node& PrefixTree::insert(Node& parent, std::span<const Token> block, Page& page)
   node.next_in_bucket = bucket;
   bucket = &node;
   ++blocks_;
+  tokens_ += block.size();
+  if (listener_ != nullptr) listener_->stored(node);
   return node;
 }
 
-Page& PrefixTree::take_out(Node& leaf) noexcept {
-  assert(leaf.first_child == nullptr && leaf.parent != nullptr);
+void PrefixTree::attach(Node& node, Page& page) {
+  assert(page.node == nullptr && node.page(page.life_cycle) == nullptr);
+  if (node.pages.size() <= page.life_cycle) node.pages.resize(page.life_cycle + std::size_t{1}, nullptr);
+  node.pages[page.life_cycle] = &page;
+  page.node = &node;
+}
+
+void PrefixTree::detach(Page& page) noexcept {
+  Node* const node = std::exchange(page.node, nullptr);
+  node->pages[page.life_cycle] = nullptr;
+  prune(node);
+}
+
+void PrefixTree::prune(Node* node) noexcept {
+  while (node->scope == nullptr && node->first_child == nullptr && !node->has_pages()) {
+    Node* const parent = node->parent;
+    take_out(*node);
+    node = parent;
+  }
+  drop_empty_root(node);
+}
+
+void PrefixTree::take_out(Node& leaf) noexcept {
+  assert(leaf.first_child == nullptr && leaf.parent != nullptr && !leaf.has_pages());
+  if (listener_ != nullptr) listener_->removed(leaf);
   Node** link = &buckets_[leaf.hash & (buckets_.size() - 1)];
   while (*link != &leaf) link = &(*link)->next_in_bucket;
   *link = leaf.next_in_bucket;
   (leaf.previous_sibling != nullptr ? leaf.previous_sibling->next_sibling : leaf.parent->first_child) =
       leaf.next_sibling;
   if (leaf.next_sibling != nullptr) leaf.next_sibling->previous_sibling = leaf.previous_sibling;
-  Page& page = *leaf.page;
-  page.node = nullptr;
   leaf.parent = leaf.next_sibling = leaf.previous_sibling = leaf.next_in_bucket = nullptr;
-  leaf.page = nullptr;
   leaf.serial = 0;
   nodes_.give_back(leaf);
   --blocks_;
-  return page;
+  tokens_ -= leaf.tokens.size();
 }
 
 void PrefixTree::drop_empty_root(Node* root) noexcept {

@@ -47,7 +47,9 @@ struct KvStats {
   std::uint64_t moved_out_pages, moved_in_pages;  // between the tiers, for room
 };
 
-class KvManager final : public Participant, public std::enable_shared_from_this<KvManager> {
+class KvManager final : public Participant,
+                        private PageWatcher,
+                        public std::enable_shared_from_this<KvManager> {
  public:
   // Reserves and maps the pool. Misuse, OutOfDeviceMemory.
   [[nodiscard]] static std::shared_ptr<KvManager> make(std::shared_ptr<Device> device,
@@ -102,6 +104,9 @@ class KvManager final : public Participant, public std::enable_shared_from_this<
   void close(SequenceRecord& record) noexcept;
   void let_go(SequenceRecord& record, std::size_t first_block) noexcept;
   void begin_epoch() noexcept;
+  std::size_t forget_all() noexcept;
+  void drop(Page& page) noexcept override;
+  void moved(const Page& page) noexcept override;
   [[nodiscard]] std::size_t blocks_for(std::size_t tokens) const noexcept;
   [[nodiscard]] kv::Limits call_limits() const { return {Clock::now() + spec_.move_timeout, nullptr}; }
 
@@ -119,6 +124,7 @@ class KvManager final : public Participant, public std::enable_shared_from_this<
   const KvSpec spec_;
   const std::shared_ptr<HostPool> host_pool_;
   mutable std::mutex mutex_;
+  PrefixTree prefixes_;
   PageCache cache_;
   std::map<std::uint64_t, std::shared_ptr<SequenceRecord>> sequences_;  // not closed
   std::vector<std::shared_ptr<SequenceRecord>> pending_;                // closed while something was staged;

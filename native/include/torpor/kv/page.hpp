@@ -32,6 +32,8 @@ struct Page {
   Status status = Status::unused;
   Tier tier = Tier::gpu;               // the tier it belongs to, also while it is parked
   bool in_transit = false;             // wanted by the running move: no victim
+  std::uint16_t life_cycle = 0;        // what it holds: page i of a node is of life cycle i
+  bool scratch = false;                // room to compute in: never saved
   bool zero_on_arrival = false;        // lost its contents to a memset sleep: reads zero in its next slot
   std::int32_t slot = no_slot;         // in the GPU pool; no_slot when in the host tier or parked
   Place place;                         // in host memory; empty = no bytes there

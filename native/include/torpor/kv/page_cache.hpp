@@ -1,8 +1,9 @@
 // PageCache: every page, the tier it is in, who uses it, and the moves between the tiers.
 //
-// What KvManager builds on; knows pages and prefixes, and nothing of sequences or locks.
-// A move is all or nothing: a device call that fails leaves the pages of that move where they were.
-// Not thread-safe; KvManager has the lock.
+// What KvManager builds on: the pages of one size. Knows nothing of sequences, prefixes or locks; whoever
+// knows pages by their contents is asked through a PageWatcher before one is dropped. A move is all or
+// nothing: a device call that fails leaves the pages of that move where they were. Not thread-safe; KvManager
+// has the lock.
 #pragma once
 
 #include <array>
@@ -18,14 +19,12 @@
 #include "torpor/kv/host_store.hpp"
 #include "torpor/kv/page.hpp"
 #include "torpor/kv/page_move.hpp"
-#include "torpor/kv/prefix_tree.hpp"
 #include "torpor/kv/records.hpp"
 
 namespace torpor::kv {
 
 struct CacheLimits {
   std::size_t page_bytes;
-  std::size_t tokens_per_block;
   std::size_t gpu_bytes;
   std::size_t host_bytes;
   std::optional<std::uint64_t> seed;
@@ -39,34 +38,56 @@ struct CacheCounters {
   std::uint64_t moved_in_pages = 0;   // host to GPU
 };
 
+// Who finds pages by their contents.
+class PageWatcher {
+ public:
+  // This droppable page must go, for room. Forget it, and what cannot be found without it, and unlink() each.
+  virtual void drop(Page& page) noexcept = 0;
+  // It is in another tier now.
+  virtual void moved(const Page& page) noexcept = 0;
+
+ protected:
+  ~PageWatcher() = default;
+};
+
 class PageCache final {
  public:
-  PageCache(std::shared_ptr<Device> device, std::shared_ptr<HostPool> pool, const CacheLimits& limits);
+  // The watcher must live as long as the cache.
+  PageCache(std::shared_ptr<Device> device, std::shared_ptr<HostPool> pool, const CacheLimits& limits,
+            PageWatcher& watcher);
 
   // --- who uses a page ---
   void hold(Page& page) noexcept;     // a sequence begins to use it
   void release(Page& page) noexcept;  // a sequence ends to; the last one leaves it droppable, or frees it
   void lock(Page& page) noexcept;     // an active sequence needs it in its slot
   void unlock(Page& page) noexcept;
+  // The watcher has forgotten it, for room or with all prefixes: it is freed unless a sequence uses it. Trims
+  // nothing.
+  enum class Why : std::uint8_t { room, all_forgotten };
+  void unlink(Page& page, Why why) noexcept;
+  // Scratch pages keep their slots like others, but no sleep saves what is in them.
+  void set_scratch(Page& page, bool scratch) noexcept;
 
   // --- room and moves ---
   // Frees GPU slots until n are free: the longest unused pages go to the host tier, droppable ones first;
   // droppable ones that find no room there are dropped. False when that is not enough; then nothing changed.
   [[nodiscard]] bool make_room(std::size_t n, const Limits& limits);
+  // Whether make_room(n) would do, if the machine gives the host tier what is below its ceiling.
+  [[nodiscard]] bool could_make_room(std::size_t n) const;
   // Brings pages of the host tier to the GPU. There must be room.
   void bring_in(std::span<Page* const> pages, const Limits& limits);
   // A new page, held and locked once. There must be a free slot. bad_alloc: then nothing changed.
-  [[nodiscard]] Page& take_locked();
+  [[nodiscard]] Page& take_locked(std::uint16_t life_cycle = 0);
 
   // --- the whole cache at once ---
-  // Forgets every prefix and frees the pages that no sequence uses. Returns how many blocks were known.
-  std::size_t forget_prefixes() noexcept;
-  // The bytes of every page are gone; pages that sequences use stay, without contents. `zero`: they will read
-  // zero. For a parked pool, or one that is being parked.
+  // The bytes of every page are gone; `zero`: they will read zero. All prefixes are forgotten already: what
+  // is left are pages that sequences use. For a parked pool, or one that is being parked.
   void discard(bool zero) noexcept;
 
   // --- sleep and wake ---
-  // Gives every page of the GPU tier a host place of its own beside its slot, and returns the copies to make.
+  // What a sleep saves: the pages of the GPU tier that are not scratch.
+  [[nodiscard]] std::size_t saved_pages() const noexcept { return pages_in(Tier::gpu) - scratch_; }
+  // Gives every one of them a host place of its own beside its slot, and returns the copies to make.
   // OutOfHostMemory; then nothing changed.
   [[nodiscard]] std::vector<PageMove> plan_save();
   // The pages of the GPU tier leave their host places: a save was taken back, or a restore is published.
@@ -84,8 +105,6 @@ class PageCache final {
   [[nodiscard]] const GpuPool& gpu() const noexcept { return gpu_; }
   [[nodiscard]] HostStore& host() noexcept { return host_; }
   [[nodiscard]] const HostStore& host() const noexcept { return host_; }
-  [[nodiscard]] PrefixTree& prefixes() noexcept { return prefixes_; }
-  [[nodiscard]] const PrefixTree& prefixes() const noexcept { return prefixes_; }
 
  private:
   struct Eviction {
@@ -101,7 +120,6 @@ class PageCache final {
   // Files the page in the list that its status and tier ask for, as the newest.
   void file(Page& page) noexcept;
   void set_status(Page& page) noexcept;
-  void drop(Page& page) noexcept;
   void free_page(Page& page) noexcept;
   void give_back_place(Page& page) noexcept;
   void set_tier(Page& page, Tier tier) noexcept;
@@ -116,11 +134,12 @@ class PageCache final {
   std::size_t page_bytes_;
   GpuPool gpu_;
   HostStore host_;
-  PrefixTree prefixes_;
+  PageWatcher& watcher_;
   Records<Page> pages_;
   std::array<PageList, 2> droppable_;  // by tier
   std::array<PageList, 2> held_;
   std::size_t locked_ = 0;
+  std::size_t scratch_ = 0;
   std::array<std::size_t, 2> in_tier_{};
   CacheCounters counters_;
 };

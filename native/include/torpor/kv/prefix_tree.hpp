@@ -1,20 +1,24 @@
-// PrefixTree: which token blocks are known, and the page that holds each.
+// PrefixTree: which token blocks are known, and the pages that hold each: at most one a life cycle.
 //
 // A block is found by a 64-bit hash chained over (scope; tokens of all blocks up to it) and confirmed by
 // comparing its parent and its own tokens, so that a collision costs time and never gives a wrong page. The
 // first block's parent is the root of its scope: the scope is a security boundary, and blocks of two scopes
 // never meet.
 //
-// A node without its parent could not be found: removing one removes everything below it.
-// Not thread-safe; the owner of the pages has the lock.
+// A node without its parent could not be found: removing one removes everything below it. A node may be
+// without pages (a block whose sliding window has passed); when nothing is left below such a node either,
+// prune() takes it out. The last block of a chain may be partial: fewer tokens, nothing below it. Not
+// thread-safe; the owner of the pages has the lock.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "torpor/kv/page.hpp"
@@ -30,11 +34,18 @@ struct Node {
   Node* next_sibling = nullptr;
   Node* previous_sibling = nullptr;
   Node* next_in_bucket = nullptr;
-  Page* page = nullptr;
   std::uint64_t hash = 0;
   std::uint64_t serial = 0;            // changes when the record is used for another block; 0 while unused
-  std::vector<Token> tokens;           // tokens_per_block of them
+  std::vector<Token> tokens;           // tokens_per_block of them; fewer: a partial block
+  std::vector<Page*> pages;            // by life cycle; nullptr where there is none
   const std::string* scope = nullptr;  // a root's; else nullptr
+
+  [[nodiscard]] Page* page(std::size_t life_cycle = 0) const noexcept {
+    return life_cycle < pages.size() ? pages[life_cycle] : nullptr;
+  }
+  [[nodiscard]] bool has_pages() const noexcept {
+    return std::ranges::any_of(pages, [](const Page* one) { return one != nullptr; });
+  }
 };
 
 // A node that may be gone by the next look.
@@ -57,15 +68,46 @@ class PrefixTree final {
   // hash_mask keeps only some bits of each hash, so that tests can force collisions.
   explicit PrefixTree(std::size_t tokens_per_block, std::uint64_t hash_mask = UINT64_MAX);
 
-  // The pages of the longest known chain of whole blocks that `tokens` begins with, first block first. Reads
-  // only.
+  // Hears of every block that becomes known or unknown. It must live as long as the tree.
+  class Listener {
+   public:
+    virtual void stored(const Node& node) noexcept = 0;
+    virtual void removed(const Node& node) noexcept = 0;
+
+   protected:
+    ~Listener() = default;
+  };
+  void tell(Listener& listener) noexcept { listener_ = &listener; }
+
+  // The longest known chain of whole blocks that `tokens` begins with, first block first. Reads only.
   [[nodiscard]] std::vector<Node*> match(const std::string& scope, std::span<const Token> tokens) const;
   // nullptr when unknown.
   [[nodiscard]] Node* find(const Node& parent, std::span<const Token> block) const noexcept;
   // The scope's root, made when there is none.
   [[nodiscard]] Node& root(const std::string& scope);
-  // The block must be unknown below this parent. Sets page.node. May throw bad_alloc; then nothing changed.
-  Node& insert(Node& parent, std::span<const Token> block, Page& page);
+  // Of the children of `parent`, whole or partial, the one that shares most leading tokens with `tokens`
+  // among those that `usable(node)`; and how many. {nullptr, 0} when none shares any.
+  template <typename F>
+  [[nodiscard]] std::pair<Node*, std::size_t> longest_shared(const Node& parent,
+                                                             std::span<const Token> tokens, F usable) const;
+  // The block must be unknown below this parent. `pages` are by life cycle, nullptr where there is none; sets
+  // the node of each. Fewer tokens than a block make a partial one. May throw bad_alloc; then nothing
+  // changed.
+  Node& insert(Node& parent, std::span<const Token> block, std::span<Page* const> pages);
+  Node& insert(Node& parent, std::span<const Token> block, Page& page) {
+    Page* const pages[]{&page};
+    return insert(parent, block, pages);
+  }
+  // Gives a known block a page of a life cycle that it has none of. May throw bad_alloc; then nothing
+  // changed.
+  void attach(Node& node, Page& page);
+  // The block stays known without this page, for as long as something is left of it or below it.
+  void detach(Page& page) noexcept;
+  // Takes out this node and those above it that have neither pages nor anything below them.
+  void prune(Node* node) noexcept;
+  // The chained hash of each whole block of `tokens`, as events and other processes see it.
+  [[nodiscard]] std::vector<std::uint64_t> hashes(const std::string& scope,
+                                                  std::span<const Token> tokens) const;
   // Removes the node and all below it, deepest first; each page's `node` is cleared before `gone(page)`.
   template <typename F>
   void remove(Node& node, F gone);
@@ -76,14 +118,16 @@ class PrefixTree final {
   void drop_empty_root(Node* root) noexcept;
 
   [[nodiscard]] std::size_t blocks() const noexcept { return blocks_; }
+  [[nodiscard]] std::size_t tokens() const noexcept { return tokens_; }
   [[nodiscard]] std::size_t scopes() const noexcept { return roots_.size(); }
 
  private:
   [[nodiscard]] std::uint64_t chained_hash(std::uint64_t parent_hash,
                                            std::span<const Token> block) const noexcept;
+  [[nodiscard]] std::uint64_t root_hash(const std::string& scope) const noexcept;
   void grow_buckets();
-  // Unlinks a leaf and gives its page.
-  Page& take_out(Node& leaf) noexcept;
+  // Unlinks a leaf without pages.
+  void take_out(Node& leaf) noexcept;
 
   std::size_t tokens_per_block_;
   std::uint64_t hash_mask_;
@@ -91,8 +135,22 @@ class PrefixTree final {
   Records<Node> nodes_;
   std::vector<Node*> buckets_;  // a power of two
   std::size_t blocks_ = 0;
+  std::size_t tokens_ = 0;
   std::uint64_t last_serial_ = 0;
+  Listener* listener_ = nullptr;
 };
+
+template <typename F>
+std::pair<Node*, std::size_t> PrefixTree::longest_shared(const Node& parent, std::span<const Token> tokens,
+                                                         F usable) const {
+  std::pair<Node*, std::size_t> best{nullptr, 0};
+  for (Node* child = parent.first_child; child != nullptr; child = child->next_sibling) {
+    const auto differs = std::ranges::mismatch(child->tokens, tokens);
+    const auto shared = static_cast<std::size_t>(differs.in1 - child->tokens.begin());
+    if (shared > best.second && usable(*child)) best = {child, shared};
+  }
+  return best;
+}
 
 template <typename F>
 void PrefixTree::remove(Node& node, F gone) {
@@ -102,9 +160,15 @@ void PrefixTree::remove(Node& node, F gone) {
     while (current->first_child != nullptr) current = current->first_child;
     Node* const parent = current->parent;
     const bool last = current == top;
-    gone(take_out(*current));
+    for (Page*& held : current->pages) {
+      if (held == nullptr) continue;
+      Page& page = *std::exchange(held, nullptr);
+      page.node = nullptr;
+      gone(page);
+    }
+    take_out(*current);
     if (last) {
-      drop_empty_root(parent);
+      prune(parent);
       return;
     }
     current = parent;
@@ -118,6 +182,7 @@ void PrefixTree::clear(F gone) {
     if (root->first_child == nullptr) {
       drop_empty_root(root);
     } else {
+      // The last of these may take the root with it.
       remove(*root->first_child, gone);
     }
   }
