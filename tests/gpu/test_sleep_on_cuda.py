@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 from cuda.bindings import driver
 
-from torpor.native import Device, Ledger, OutOfDeviceMemory
+from torpor.native import Device, DeviceBusy, Ledger, OutOfDeviceMemory
 
 pytestmark = pytest.mark.gpu
 MIB = 1 << 20
@@ -142,3 +143,33 @@ def test_the_kv_cache_comes_back_byte_for_byte_on_the_gpu(device: Device) -> Non
             for role in ("k", "v"):
                 now = torch.from_dlpack(kv.page_view(layer, role))[slot]
                 assert torch.equal(now.to("cpu"), pages[index, layer, role])
+
+
+def test_a_kernel_still_running_is_waited_for_and_past_the_deadline_nothing_has_changed(
+    device: Device,
+) -> None:
+    """M5, F16: two seconds of work on a side stream when sleep comes."""
+    ledger = Ledger(device)
+    region = ledger.create_region("weights", 256 * MIB)
+    tensor = torch.from_dlpack(region)
+    tensor.fill_(7)
+    torch.cuda.synchronize()
+    free = driver_free_bytes()
+    side = torch.cuda.Stream()
+    began = time.monotonic()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(int(2.0 * torch.cuda.get_device_properties(0).clock_rate * 1000))
+        tensor.add_(1)
+    plan = ledger.preflight("sleep", "s")
+    with pytest.raises(DeviceBusy):
+        ledger.stage(plan, 0.3)
+    assert time.monotonic() - began < 1.5, "the deadline was not kept"
+    assert abs(driver_free_bytes() - free) <= SLACK_BYTES
+    assert ledger.status()["phase"] == "idle"
+
+    ledger.stage(plan, 30.0)
+    assert side.query(), "staged while the kernel was still running"
+    ledger.commit()
+    ledger.publish()
+    cycle(ledger, "wake")
+    assert bool((tensor == 8).all()), "the kernel's work was lost"
