@@ -1,6 +1,7 @@
 // One contract for every device: the cases run over each Device that the caller gives. Sizes stay small.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "torpor/checksum.hpp"
 #include "torpor/device.hpp"
 #include "torpor/errors.hpp"
 
@@ -254,6 +256,43 @@ inline void host_buffers_are_committed_and_writable(const DevicePtr& device) {
   CHECK_THROWS(OutOfHostMemory, HostBuffer(device, std::size_t{1} << 50, false));
 }
 
+inline void a_checksum_sees_every_byte_and_its_place(const DevicePtr& device) {
+  const std::size_t size = 2 * device->granularity_bytes();
+  const Reservation reservation(device, size);
+  const std::vector<Mapping> mapped = map_chunks(device, reservation.base(), size);
+  const auto sum = [&](Address at, std::size_t size_bytes) {
+    const ByteRange one{at, size_bytes};
+    return device->checksum(std::span(&one, 1), StreamId::in, soon(), nullptr).at(0);
+  };
+  const Address base = reservation.base();
+  const std::vector<std::uint8_t> bytes = pattern(size, 5);
+  write(device, base, bytes);
+  const std::uint64_t whole = sum(base, size);
+  CHECK(whole == sum(base, size) && whole != sum(base, size - 1) && whole != sum(base + 8, size - 8));
+  for (const std::size_t at : {std::size_t{0}, size / 2 + 3, size - 1}) {
+    device->fill(base + at, static_cast<std::uint8_t>(bytes[at] ^ 1U), 1, StreamId::in);
+    CHECK(sum(base, size) != whole);
+    device->fill(base + at, bytes[at], 1, StreamId::in);
+  }
+  std::vector<std::uint8_t> swapped = bytes;
+  std::swap_ranges(swapped.begin(), swapped.begin() + 8, swapped.begin() + 64);
+  write(device, base, swapped);
+  CHECK(sum(base, size) != whole);
+  write(device, base, bytes);
+  // Many ranges, of odd sizes, device and host memory mixed, each counted from its own beginning.
+  HostBuffer host(device, size, true);
+  std::memcpy(reinterpret_cast<void*>(host.base()), bytes.data(), size);
+  const std::vector<ByteRange> ranges{
+      {base, size}, {host.base(), size}, {base + 1, 13}, {base, 0}, {host.base() + 1, 13}};
+  const auto sums = device->checksum(ranges, StreamId::in, soon(), nullptr);
+  CHECK(sums.size() == 5 && sums[0] == whole && sums[1] == whole && sums[2] == sums[4] && sums[3] == 0);
+  CHECK(checksum_by_copying(*device, std::span(ranges).first(1), StreamId::out, soon(), nullptr)[0] == whole);
+  const StopFlag stop{true};
+  CHECK_THROWS(Stopped, device->checksum(ranges, StreamId::in, soon(), &stop));
+  CHECK_THROWS(DeviceBusy,
+               device->checksum(ranges, StreamId::in, Clock::now() - std::chrono::seconds(1), nullptr));
+}
+
 inline void waiting_honours_the_flag_and_rest_comes(const DevicePtr& device) {
   const std::size_t grain = device->granularity_bytes();
   const Reservation reservation(device, grain);
@@ -284,6 +323,7 @@ inline void run_all(const std::function<DevicePtr()>& make, const std::string& n
       {"map_chunks is all or nothing", map_chunks_is_all_or_nothing},
       {"owners can be moved and put everything back", owners_can_be_moved_and_put_everything_back},
       {"host buffers are committed and writable", host_buffers_are_committed_and_writable},
+      {"a checksum sees every byte and its place (K13)", a_checksum_sees_every_byte_and_its_place},
       {"waiting honours the flag, and rest comes (M5)", waiting_honours_the_flag_and_rest_comes},
   };
   for (const auto& [title, body] : bodies) {

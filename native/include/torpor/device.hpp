@@ -45,6 +45,12 @@ struct Copy {
   std::size_t size_bytes;
 };
 
+// Mapped device memory, or memory within one HostBuffer.
+struct ByteRange {
+  Address at;
+  std::size_t size_bytes;
+};
+
 // Two directions with a stream each, so that both can run at once: `out` is device to host; `in` is host to
 // device, and takes fills and copies within the device too.
 enum class StreamId : std::uint8_t { out, in };
@@ -95,6 +101,13 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual void fill(Address at, std::uint8_t value, std::size_t size_bytes, StreamId stream) = 0;
   // Waits by polling until everything on the stream is done. DeviceBusy past the deadline, Stopped when told.
   virtual void wait(StreamId stream, Deadline deadline, const StopFlag* stop) = 0;
+  // One position-sensitive checksum a range (checksum.hpp), of what the stream's work so far leaves there
+  // (K13). Waits for it: DeviceBusy, Stopped. The host device computes where the bytes are, with several
+  // threads. CUDA has no kernel for it yet: it copies the bytes out through pinned buffers, at the speed of
+  // one CPU core.
+  [[nodiscard]] virtual std::vector<std::uint64_t> checksum(std::span<const ByteRange> ranges,
+                                                            StreamId stream, Deadline deadline,
+                                                            const StopFlag* stop) = 0;
   // Waits for all work of the context, also what others submitted (M5). DeviceBusy past the deadline.
   virtual void quiesce(Deadline deadline) = 0;
 };
@@ -201,6 +214,8 @@ class FaultyDevice : public Device {
   virtual void fail_at(std::uint64_t k, bool forever = false) noexcept = 0;
   // Sleeps this long before each counted call of that name ("unmap_range", …; "" = every call). 0 = off.
   virtual void delay(const std::string& call, double seconds) = 0;
+  // One byte of what the k-th copy from now (1 = the next) has written is flipped behind its back; 0 = none.
+  virtual void corrupt_copy(std::uint64_t k) noexcept = 0;
   [[nodiscard]] virtual std::uint64_t calls() const noexcept = 0;
   [[nodiscard]] virtual std::vector<std::string> log() const = 0;  // names of counted calls since fail_at
 };

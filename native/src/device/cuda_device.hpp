@@ -62,6 +62,8 @@ class CudaDevice final : public Device {
   void copy(std::span<const Copy> batch, StreamId stream) override;
   void fill(Address at, std::uint8_t value, std::size_t size_bytes, StreamId stream) override;
   void wait(StreamId stream, Deadline deadline, const StopFlag* stop) override;
+  std::vector<std::uint64_t> checksum(std::span<const ByteRange> ranges, StreamId stream, Deadline deadline,
+                                      const StopFlag* stop) override;
   void quiesce(Deadline deadline) override;
 
  private:

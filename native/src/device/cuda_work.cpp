@@ -3,6 +3,7 @@
 
 #include "cuda_device.hpp"
 #include "text.hpp"
+#include "torpor/checksum.hpp"
 #include "torpor/errors.hpp"
 
 namespace torpor {
@@ -100,6 +101,29 @@ void CudaDevice::wait(StreamId stream, Deadline deadline, const StopFlag* stop) 
   const OwnedEvent event(*driver_);
   driver_->check(driver_->event_record(event.get(), stream_of(stream)), "cuEventRecord");
   poll(event.get(), deadline, stop, "copies");
+}
+
+// Ranges of host memory are summed where they are, the others go through pinned buffers.
+std::vector<std::uint64_t> CudaDevice::checksum(std::span<const ByteRange> ranges, StreamId stream,
+                                                Deadline deadline, const StopFlag* stop) {
+  std::vector<ByteRange> here;
+  std::vector<ByteRange> there;
+  std::vector<bool> is_here;
+  {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    for (const ByteRange& range : ranges) {
+      is_here.push_back(host_.room_at(range.at).has_value());
+      (is_here.back() ? here : there).push_back(range);
+    }
+  }
+  if (!here.empty()) wait(stream, deadline, stop);
+  const std::vector<std::uint64_t> near = checksum_in_place(here, deadline, stop);
+  const std::vector<std::uint64_t> far = checksum_by_copying(*this, there, stream, deadline, stop);
+  std::vector<std::uint64_t> sums;
+  for (std::size_t i = 0, from_near = 0, from_far = 0; i < is_here.size(); ++i) {
+    sums.push_back(is_here[i] ? near[from_near++] : far[from_far++]);
+  }
+  return sums;
 }
 
 void CudaDevice::quiesce(Deadline deadline) {

@@ -13,6 +13,8 @@ namespace torpor {
 namespace {
 
 constexpr int injected_code = 999;  // the driver's "unknown error"
+constexpr std::uint8_t injected_byte = 0xA5;
+constexpr std::chrono::seconds corruption_patience{30};
 
 class Faulty final : public FaultyDevice {
  public:
@@ -57,6 +59,7 @@ class Faulty final : public FaultyDevice {
   void copy(std::span<const Copy> batch, StreamId stream) override {
     count("copy", batch.size());
     inner_->copy(batch, stream);
+    if (!batch.empty() && corrupts()) flip_byte(batch.back(), stream);
   }
   void fill(Address at, std::uint8_t value, std::size_t size_bytes, StreamId stream) override {
     count("fill", size_bytes);
@@ -65,6 +68,11 @@ class Faulty final : public FaultyDevice {
   void wait(StreamId stream, Deadline deadline, const StopFlag* stop) override {
     count("wait", 0);
     inner_->wait(stream, deadline, stop);
+  }
+  std::vector<std::uint64_t> checksum(std::span<const ByteRange> ranges, StreamId stream, Deadline deadline,
+                                      const StopFlag* stop) override {
+    count("checksum", ranges.size());
+    return inner_->checksum(ranges, stream, deadline, stop);
   }
   void quiesce(Deadline deadline) override {
     count("quiesce", 0);
@@ -85,6 +93,10 @@ class Faulty final : public FaultyDevice {
       delays_s_.erase(call);
     }
   }
+  void corrupt_copy(std::uint64_t k) noexcept override {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    corrupt_in_ = k;
+  }
   std::uint64_t calls() const noexcept override {
     const std::lock_guard<std::mutex> guard(mutex_);
     return calls_;
@@ -95,6 +107,19 @@ class Faulty final : public FaultyDevice {
   }
 
  private:
+  [[nodiscard]] bool corrupts() {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return corrupt_in_ > 0 && --corrupt_in_ == 0;
+  }
+  void flip_byte(const Copy& copied, StreamId stream) {
+    inner_->wait(stream, Clock::now() + corruption_patience, nullptr);
+    const Address at = copied.destination + copied.size_bytes / 2;
+    if (stream == StreamId::out || kind() == DeviceKind::host) {
+      *reinterpret_cast<std::uint8_t*>(at) ^= 0x10U;
+    } else {
+      inner_->fill(at, injected_byte, 1, stream);
+    }
+  }
   void count(const char* call, std::size_t size_bytes) {
     double delay_s = 0;
     bool fails = false;
@@ -120,6 +145,7 @@ class Faulty final : public FaultyDevice {
   std::uint64_t calls_ = 0;
   std::uint64_t fail_in_ = 0;
   bool forever_ = false;
+  std::uint64_t corrupt_in_ = 0;
   std::map<std::string, double> delays_s_;
   std::vector<std::string> log_;
 };

@@ -18,6 +18,7 @@
 #include "host_memory.hpp"
 #include "host_registry.hpp"
 #include "text.hpp"
+#include "torpor/checksum.hpp"
 #include "torpor/device.hpp"
 #include "torpor/errors.hpp"
 
@@ -63,6 +64,8 @@ class HostDevice final : public Device {
   void copy(std::span<const Copy> batch, StreamId stream) override;
   void fill(Address at, std::uint8_t value, std::size_t size_bytes, StreamId stream) override;
   void wait(StreamId stream, Deadline deadline, const StopFlag* stop) override;
+  std::vector<std::uint64_t> checksum(std::span<const ByteRange> ranges, StreamId stream, Deadline deadline,
+                                      const StopFlag* stop) override;
   void quiesce(Deadline deadline) override;
 
  private:
@@ -281,6 +284,19 @@ void HostDevice::fill(Address at, std::uint8_t value, std::size_t size_bytes, St
 void HostDevice::wait(StreamId, Deadline deadline, const StopFlag* stop) {
   if (stop != nullptr && stop->load()) throw Stopped("stopped before the copies were done");
   if (Clock::now() > deadline) throw DeviceBusy("copies on " + id() + " did not end within the deadline");
+}
+
+std::vector<std::uint64_t> HostDevice::checksum(std::span<const ByteRange> ranges, StreamId,
+                                                Deadline deadline, const StopFlag* stop) {
+  {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    for (const ByteRange& range : ranges) {
+      if (is_mapped(range.at, range.size_bytes) || lies_within_one(host_, range.at, range.size_bytes))
+        continue;
+      throw Misuse("checksum: a range must be mapped device memory, or lie within one host buffer");
+    }
+  }
+  return checksum_in_place(ranges, deadline, stop);
 }
 
 void HostDevice::quiesce(Deadline deadline) {
