@@ -3,6 +3,7 @@
 from torpor.native._core import (
     Device,
     FaultyDevice,
+    HostPool,
     KvManager,
     Plan,
     Region,
@@ -30,6 +31,7 @@ __all__ = [
     "DeviceBusy",
     "DeviceError",
     "FaultyDevice",
+    "HostPool",
     "KvManager",
     "Ledger",
     "Misuse",

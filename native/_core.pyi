@@ -39,6 +39,8 @@ class FaultyDevice(Device):
         """The k-th call from now fails (1 is the next, 0 none); once, unless `forever`."""
     def delay(self, call: str, seconds: float) -> None:
         """Sleep before each call of this name ("" is every call)."""
+    def corrupt_copy(self, k: int) -> None:
+        """One byte of what the k-th copy from now writes is flipped behind its back; 0: none."""
     @property
     def calls(self) -> int: ...
     def log(self) -> list[str]: ...
@@ -80,7 +82,7 @@ class Plan:
         """[{code, tag, reason, needed_bytes, free_bytes}]; empty when the plan can be staged."""
     @property
     def items(self) -> list[dict[str, Any]]:
-        """[{tag, name, noop, mode, free_bytes, device_bytes, keep_bytes, host_bytes}]."""
+        """[{tag, name, noop, mode, free_bytes, device_bytes, keep_bytes, host_bytes, disk_bytes}]."""
     @property
     def free_bytes(self) -> int:
         """Device bytes that a sleep gives back."""
@@ -93,6 +95,23 @@ class Plan:
     @property
     def host_bytes(self) -> int:
         """Host memory to be newly committed."""
+    @property
+    def disk_bytes(self) -> int:
+        """Room on the disk to be newly taken."""
+
+class HostPool:
+    """Host memory kept between cycles, under one bound. Ledgers of one Device may share it."""
+
+    def __init__(self, device: Device, bound_bytes: int) -> None: ...
+    @property
+    def bound_bytes(self) -> int: ...
+    @property
+    def idle_bytes(self) -> int: ...
+    @property
+    def retained_bytes(self) -> int:
+        """Backups of awake regions; they count under the bound."""
+    def trim(self, target_bytes: int = 0) -> int:
+        """Free idle memory until at most this much of it is left; returns the bytes freed."""
 
 class Ledger:
     """All regions and KV managers of one rank, under one transaction at a time.
@@ -100,7 +119,16 @@ class Ledger:
     preflight → stage → commit → publish, or abort at any time before commit. Thread-safe.
     """
 
-    def __init__(self, device: Device, host_pool_bytes: int = 0) -> None: ...
+    def __init__(
+        self,
+        device: Device,
+        host_pool_bytes: int = 0,
+        *,
+        host_pool: HostPool | None = None,
+        disk_path: str | None = None,
+        disk_bytes: int = 0,
+    ) -> None:
+        """host_pool: shared with other ledgers of the Device. disk_path: a folder, for restore mode disk."""
     @property
     def device(self) -> Device: ...
     @property
@@ -118,8 +146,12 @@ class Ledger:
         restore: str = "pinned",
         immutable: bool = False,
         preserve_always: bool = False,
+        zero_on_wake: bool = False,
     ) -> Region:
-        """Reserve and map; `restore` is the default mode. Misuse while an operation is staged."""
+        """Reserve and map; `restore` is the default mode. Misuse while an operation is staged.
+
+        preserve_always: stays mapped asleep (S3). zero_on_wake: reads zero after a wake from `none` too (S4).
+        """
     def create_kv_manager(
         self,
         layers: int,
@@ -148,7 +180,11 @@ class Ledger:
         verify: bool = False,
         overflow: str = "reject",
     ) -> Plan:
-        """No mutation. tags None = all. Tags that the ledger lacks give a refusal, code "unknown_tag"."""
+        """No mutation. tags None = all. Tags that the ledger lacks give a refusal, code "unknown_tag".
+
+        verify: a sleep records checksums of all that it preserves; a wake is refused where none were recorded.
+        Every wake compares what was recorded: ContentsCorrupt, and the tag stays asleep (K13).
+        """
     def stage(self, plan: Plan, timeout_s: float) -> dict[str, Any]:
         """All that can fail or take long; {seconds, moved_bytes, digest}. On a throw everything is as before.
 
@@ -166,7 +202,8 @@ class Ledger:
     def status(self) -> dict[str, Any]:
         """{phase: idle|staged|committing|committed, operation, kind, mutated, parked_tags}."""
     def memory(self) -> list[dict[str, Any]]:
-        """[{tag, name, parked, mode, reserved_bytes, device_bytes, live_bytes, host_bytes, residual_bytes}]."""
+        """[{tag, name, parked, mode, reserved_bytes, device_bytes, live_bytes, host_bytes, residual_bytes,
+        disk_bytes}]."""
 
 class Registration:
     def close(self) -> None: ...

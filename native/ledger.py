@@ -15,8 +15,18 @@ if TYPE_CHECKING:
 class Ledger(_core.Ledger):
     """`_core.Ledger` with refresh hooks, and `adopt` for torch modules (torpor/native/adopt.py)."""
 
-    def __init__(self, device: _core.Device, host_pool_bytes: int = 0) -> None:
-        super().__init__(device, host_pool_bytes)
+    def __init__(
+        self,
+        device: _core.Device,
+        host_pool_bytes: int = 0,
+        *,
+        host_pool: _core.HostPool | None = None,
+        disk_path: str | None = None,
+        disk_bytes: int = 0,
+    ) -> None:
+        super().__init__(
+            device, host_pool_bytes, host_pool=host_pool, disk_path=disk_path, disk_bytes=disk_bytes
+        )
         self._refresh_hooks: list[Callable[[], None]] = []
 
     def on_refresh(self, hook: Callable[[], None]) -> None:

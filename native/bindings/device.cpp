@@ -36,6 +36,7 @@ void bind_device(nb::module_& module) {
            "inner"_a)
       .def("fail_at", &FaultyDevice::fail_at, "k"_a, "forever"_a = false)
       .def("delay", &FaultyDevice::delay, "call"_a, "seconds"_a)
+      .def("corrupt_copy", &FaultyDevice::corrupt_copy, "k"_a)
       .def_prop_ro("calls", &FaultyDevice::calls)
       .def("log", &FaultyDevice::log);
 

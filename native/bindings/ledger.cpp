@@ -37,6 +37,7 @@ nb::dict as_dict(const Item& item) {
   row["device_bytes"] = item.device_bytes;
   row["keep_bytes"] = item.keep_bytes;
   row["host_bytes"] = item.host_bytes;
+  row["disk_bytes"] = item.disk_bytes;
   return row;
 }
 
@@ -51,6 +52,7 @@ nb::dict as_dict(const Usage& usage) {
   row["live_bytes"] = usage.live_bytes;
   row["host_bytes"] = usage.host_bytes;
   row["residual_bytes"] = usage.residual_bytes;
+  row["disk_bytes"] = usage.disk_bytes;
   return row;
 }
 
@@ -113,13 +115,34 @@ nb::dict commit(Ledger& self) {
 
 std::shared_ptr<Region> create_region(Ledger& self, const std::string& tag, std::size_t size_bytes,
                                       const std::string& name, const std::string& restore, bool immutable,
-                                      bool preserve_always) {
+                                      bool preserve_always, bool zero_on_wake) {
   return self.create_region({.tag = tag,
                              .size_bytes = size_bytes,
                              .name = name,
                              .restore = parse_restore_mode(restore),
                              .immutable = immutable,
-                             .preserve_always = preserve_always});
+                             .preserve_always = preserve_always,
+                             .zero_on_wake = zero_on_wake});
+}
+
+std::shared_ptr<Ledger> make_ledger(const std::shared_ptr<Device>& device, std::size_t host_pool_bytes,
+                                    std::shared_ptr<HostPool> host_pool,
+                                    const std::optional<std::string>& disk_path, std::size_t disk_bytes) {
+  if (host_pool && host_pool_bytes > 0) throw Misuse("give host_pool_bytes or host_pool, not both");
+  if (disk_path.has_value() != (disk_bytes > 0)) throw Misuse("a disk needs both disk_path and disk_bytes");
+  LedgerStorage storage{.host_pool = std::move(host_pool), .disk = nullptr};
+  if (!storage.host_pool) storage.host_pool = std::make_shared<HostPool>(device, host_pool_bytes);
+  if (disk_path) storage.disk = std::make_shared<DiskFile>(*disk_path, disk_bytes);
+  return std::make_shared<Ledger>(device, std::move(storage));
+}
+
+void bind_host_pool(nb::module_& module) {
+  nb::class_<HostPool>(module, "HostPool")
+      .def(nb::init<std::shared_ptr<Device>, std::size_t>(), "device"_a, "bound_bytes"_a)
+      .def_prop_ro("bound_bytes", &HostPool::bound_bytes)
+      .def_prop_ro("idle_bytes", &HostPool::idle_bytes)
+      .def_prop_ro("retained_bytes", &HostPool::retained_bytes)
+      .def("trim", &HostPool::trim, "target_bytes"_a = 0, Free());
 }
 
 void bind_plan(nb::module_& module) {
@@ -132,21 +155,26 @@ void bind_plan(nb::module_& module) {
       .def_ro("free_bytes", &Plan::free_bytes)
       .def_ro("device_bytes", &Plan::device_bytes)
       .def_ro("keep_bytes", &Plan::keep_bytes)
-      .def_ro("host_bytes", &Plan::host_bytes);
+      .def_ro("host_bytes", &Plan::host_bytes)
+      .def_ro("disk_bytes", &Plan::disk_bytes);
 }
 
 }  // namespace
 
 nb::class_<Ledger> bind_ledger(nb::module_& module) {
   bind_plan(module);
+  bind_host_pool(module);
   nb::class_<Registration>(module, "Registration").def("close", &Registration::close);
   nb::class_<Ledger> ledger(module, "Ledger");
-  ledger.def(nb::init<std::shared_ptr<Device>, std::size_t>(), "device"_a, "host_pool_bytes"_a = 0)
+  ledger
+      .def(nb::new_(&make_ledger), "device"_a, "host_pool_bytes"_a = 0, nb::kw_only(),
+           "host_pool"_a = nb::none(), "disk_path"_a = nb::none(), "disk_bytes"_a = 0)
       .def_prop_ro("device", [](const Ledger& self) { return self.device(); })
       .def_prop_ro("tags", &Ledger::tags)
       .def_prop_ro("parked_tags", &Ledger::parked_tags)
       .def("create_region", &create_region, "tag"_a, "size_bytes"_a, nb::kw_only(), "name"_a = "",
-           "restore"_a = "pinned", "immutable"_a = false, "preserve_always"_a = false, Free())
+           "restore"_a = "pinned", "immutable"_a = false, "preserve_always"_a = false,
+           "zero_on_wake"_a = false, Free())
       .def("register_external", &Ledger::register_external, "name"_a, "tag"_a = "kv_cache",
            "moves_kv"_a = true, Free())
       .def("preflight", &preflight, "kind"_a, "operation"_a, "tags"_a = nb::none(), "restore"_a = nb::none(),

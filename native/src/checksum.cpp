@@ -170,4 +170,9 @@ std::vector<std::uint64_t> checksum_by_copying(Device& device, std::span<const B
   return sums;
 }
 
+std::vector<std::uint64_t> Device::checksum(std::span<const ByteRange> ranges, StreamId stream,
+                                            Deadline deadline, const StopFlag* stop) {
+  return checksum_by_copying(*this, ranges, stream, deadline, stop);
+}
+
 }  // namespace torpor

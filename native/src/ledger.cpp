@@ -32,6 +32,9 @@ std::size_t device_bytes(const std::vector<std::shared_ptr<Participant>>& partic
   if (refusal.code == "device_memory") {
     throw OutOfDeviceMemory(refusal.reason, refusal.needed_bytes, refusal.free_bytes);
   }
+  if (refusal.code == "disk") {
+    throw OutOfDisk(refusal.reason, refusal.needed_bytes, refusal.free_bytes);
+  }
   if (refusal.code == "host_memory") {
     throw OutOfHostMemory(refusal.reason, refusal.needed_bytes, refusal.free_bytes);
   }
@@ -66,9 +69,17 @@ class Ledger::Step final {
 };
 
 Ledger::Ledger(std::shared_ptr<Device> device, std::size_t host_pool_bytes)
+    : Ledger(device, LedgerStorage{std::make_shared<HostPool>(device, host_pool_bytes), nullptr}) {}
+
+Ledger::Ledger(std::shared_ptr<Device> device, LedgerStorage storage)
     : device_(std::move(device)),
-      host_pool_(std::make_shared<HostPool>(device_, host_pool_bytes)),
-      externals_(std::make_shared<Externals>()) {}
+      host_pool_(std::move(storage.host_pool)),
+      disk_(std::move(storage.disk)),
+      externals_(std::make_shared<Externals>()) {
+  if (!host_pool_ || host_pool_->device() != device_) {
+    throw Misuse("a ledger needs a host pool of its own device: memory is registered with that one alone");
+  }
+}
 
 Ledger::~Ledger() = default;
 
@@ -92,7 +103,7 @@ void Ledger::must_be_idle(const char* what) const {
 std::shared_ptr<Region> Ledger::create_region(RegionSpec spec) {
   const std::lock_guard<std::mutex> working(work_);
   must_be_idle("create_region");
-  auto region = std::make_shared<Region>(device_, host_pool_, std::move(spec));
+  auto region = std::make_shared<Region>(device_, host_pool_, disk_, std::move(spec));
   insert(region);
   return region;
 }
@@ -162,7 +173,8 @@ StageReport Ledger::stage(const Plan& plan, std::chrono::duration<double> timeou
   StageContext context{.device = device_,
                        .host_pool = host_pool_.get(),
                        .deadline = start + std::chrono::duration_cast<Clock::duration>(timeout),
-                       .stop = &stop_};
+                       .stop = &stop_,
+                       .verify = fresh.request.verify};
   {
     const std::lock_guard<std::mutex> guard(state_);
     status_.operation = fresh.request.operation;

@@ -100,10 +100,6 @@ std::vector<std::shared_ptr<Participant>> Ledger::chosen(const Request& request,
 
 Plan Ledger::make_plan(Request request) const {
   Plan plan;
-  if (request.verify) {
-    plan.refusals.push_back(
-        {.code = "refused", .tag = "", .reason = "verify is not supported yet; leave it off"});
-  }
   if (request.overflow == Overflow::evict) {
     plan.refusals.push_back(
         {.code = "refused", .tag = "", .reason = "overflow 'evict' is not supported yet; use 'reject'"});
@@ -114,11 +110,13 @@ Plan Ledger::make_plan(Request request) const {
     const RestoreMode mode = asked == request.restore.end() ? one->default_mode() : asked->second;
     Item item = request.kind == Action::sleep ? one->plan_sleep(mode) : one->plan_wake();
     if (!item.noop && !one->parked()) tags_to_move.insert(item.tag);
+    refuse_what_cannot_be(*one, item, request.verify, plan);
     plan.refusals.insert(plan.refusals.end(), item.refusals.begin(), item.refusals.end());
     plan.free_bytes += item.free_bytes;
     plan.device_bytes += item.device_bytes;
     plan.keep_bytes += item.keep_bytes;
     plan.host_bytes += item.host_bytes;
+    plan.disk_bytes += item.disk_bytes;
     plan.items.push_back(std::move(item));
   }
   for (const std::string& tag : tags_to_move) {
@@ -137,6 +135,25 @@ Plan Ledger::make_plan(Request request) const {
   return plan;
 }
 
+void Ledger::refuse_what_cannot_be(const Participant& one, const Item& item, bool verify, Plan& plan) const {
+  if (item.noop || !preserves(item.mode)) return;
+  const auto refuse = [&](const std::string& reason) {
+    plan.refusals.push_back(
+        {.code = "refused", .tag = item.tag, .reason = "tag '" + item.tag + "' " + reason});
+  };
+  if (item.action == Action::sleep && item.mode == RestoreMode::disk && !disk_) {
+    refuse(
+        "cannot sleep on a disk: this ledger has none; make it with disk_path and disk_bytes, or choose "
+        "another restore mode");
+  } else if (item.action == Action::sleep && !one.supports(item.mode)) {
+    refuse(std::string("does not know restore mode ") + to_string(item.mode) + "; choose another one");
+  }
+  if (verify && !one.can_verify(item.action)) {
+    refuse(item.action == Action::sleep ? "cannot record checksums; leave verify off"
+                                        : "went to sleep without checksums; wake it with verify off");
+  }
+}
+
 void Ledger::refuse_without_room(Plan& plan) const {
   if (plan.device_bytes > 0) {
     const std::size_t free_bytes = device_->memory_info().free_bytes;
@@ -148,6 +165,19 @@ void Ledger::refuse_without_room(Plan& plan) const {
                                          "; put another model on it to sleep, or wake fewer tags",
                                .needed_bytes = plan.device_bytes,
                                .free_bytes = free_bytes});
+    }
+  }
+  if (plan.disk_bytes > 0 && disk_) {
+    const std::size_t free_bytes = disk_->free_bytes();
+    if (plan.disk_bytes > free_bytes) {
+      plan.refusals.push_back(
+          {.code = "disk",
+           .tag = "",
+           .reason = "needed " + bytes_text(plan.disk_bytes) + " on the disk, free " +
+                     bytes_text(free_bytes) +
+                     "; free room there, raise disk_bytes, or choose another restore mode",
+           .needed_bytes = plan.disk_bytes,
+           .free_bytes = free_bytes});
     }
   }
   if (plan.host_bytes > 0) {

@@ -3,21 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "saved_copy.hpp"
 #include "torpor/errors.hpp"
 #include "torpor/transfer.hpp"
 
 namespace torpor {
 
 namespace {
-
-// Host copies come in pieces: a stop is heard between them, and the pool can hand one on to another region.
-constexpr std::size_t piece_bytes = transfer_window_bytes;
-
-std::size_t total_bytes(const std::vector<HostBuffer>& buffers) noexcept {
-  std::size_t total = 0;
-  for (const HostBuffer& buffer : buffers) total += buffer.size_bytes();
-  return total;
-}
 
 std::size_t total_bytes(const std::vector<Mapping>& mappings) noexcept {
   std::size_t total = 0;
@@ -34,9 +26,11 @@ RegionSpec checked(RegionSpec spec) {
 
 }  // namespace
 
-Region::Region(std::shared_ptr<Device> device, std::shared_ptr<HostPool> pool, RegionSpec spec)
+Region::Region(std::shared_ptr<Device> device, std::shared_ptr<HostPool> pool, std::shared_ptr<DiskFile> disk,
+               RegionSpec spec)
     : device_(std::move(device)),
       pool_(std::move(pool)),
+      disk_(std::move(disk)),
       spec_(checked(std::move(spec))),
       mapped_bytes_(round_up(spec_.size_bytes, device_->granularity_bytes())),
       reservation_(device_, mapped_bytes_),
@@ -44,27 +38,38 @@ Region::Region(std::shared_ptr<Device> device, std::shared_ptr<HostPool> pool, R
 
 Region::~Region() {
   end_retention();
-  drop(saved_);
 }
 
 void Region::contents_changed() {
   if (parked())
     throw Misuse("region '" + spec_.name + "' of tag '" + spec_.tag + "' is asleep; wake it first");
-  end_retention();
-  drop(saved_);
+  drop_copies();
 }
 
 Usage Region::usage() const {
   const std::size_t mapped = total_bytes(mappings_) + total_bytes(staged_mappings_);
-  return {.tag = spec_.tag,
-          .name = spec_.name,
-          .parked = parked(),
-          .mode = parked() ? mode_ : RestoreMode::none,
-          .reserved_bytes = mapped_bytes_,
-          .device_bytes = mapped,
-          .live_bytes = mapped,
-          .host_bytes = total_bytes(saved_) + total_bytes(staged_saved_),
-          .residual_bytes = parked() && spec_.preserve_always ? mapped : 0};
+  Usage usage{.tag = spec_.tag,
+              .name = spec_.name,
+              .parked = parked(),
+              .mode = parked() ? mode_ : RestoreMode::none,
+              .reserved_bytes = mapped_bytes_,
+              .device_bytes = mapped,
+              .live_bytes = mapped,
+              .residual_bytes = parked() && spec_.preserve_always ? mapped : 0};
+  for (const auto* copy : {saved_.get(), staged_saved_.get()}) {
+    if (copy == nullptr) continue;
+    usage.host_bytes += copy->host_bytes();
+    usage.disk_bytes += copy->disk_bytes();
+  }
+  return usage;
+}
+
+bool Region::can_verify(Action action) const noexcept {
+  return action == Action::sleep || spec_.preserve_always || !sums_.empty();
+}
+
+bool Region::has_copy_for(RestoreMode mode) const noexcept {
+  return saved_ && saved_->complete() && saved_->on_disk() == (mode == RestoreMode::disk);
 }
 
 Item Region::item_of(Action action) const {
@@ -86,9 +91,13 @@ Item Region::plan_sleep(RestoreMode mode) const {
   }
   if (spec_.preserve_always) return item;
   item.free_bytes = total_bytes(mappings_);
-  if (preserves(mode) && saved_.empty()) {
+  if (preserves(mode) && !has_copy_for(mode)) {
     item.keep_bytes = spec_.size_bytes;
-    item.host_bytes = spec_.size_bytes;
+    if (mode == RestoreMode::disk) {
+      item.disk_bytes = round_up(spec_.size_bytes, DiskFile::block_bytes);
+    } else {
+      item.host_bytes = spec_.size_bytes;
+    }
   }
   return item;
 }
@@ -103,49 +112,54 @@ Item Region::plan_wake() const {
   return item;
 }
 
+Region::Checksums Region::checksums(StreamId stream, const StageContext& context) const {
+  const std::vector<ByteRange> pieces = checksum_pieces(address(), spec_.size_bytes);
+  return device_->checksum(pieces, stream, context.deadline, context.stop);
+}
+
 void Region::stage_sleep(const Item& item, UndoStack& undo, StageContext& context) {
   undo.push([this]() noexcept {
-    drop(staged_saved_);
+    staged_saved_.reset();
+    staged_sums_.clear();
     pending_mode_.reset();
   });
-  const bool must_copy = !parked() && !spec_.preserve_always && preserves(item.mode) && saved_.empty();
-  if (must_copy) copy_out(item.mode, context);
+  if (!parked() && !spec_.preserve_always && preserves(item.mode)) save(item.mode, context);
   pending_mode_ = item.mode;
 }
 
-// The next piece of host memory is made while the one before is being filled.
-void Region::copy_out(RestoreMode mode, StageContext& context) {
-  try {
-    for (std::size_t at = 0; at < spec_.size_bytes; at += piece_bytes) {
-      const std::size_t part_bytes = std::min(piece_bytes, spec_.size_bytes - at);
-      staged_saved_.push_back(pool_->acquire(part_bytes, mode == RestoreMode::pinned));
-      if (at > 0) device_->wait(StreamId::out, context.deadline, context.stop);
-      const Copy one{staged_saved_.back().base(), address() + at, part_bytes};
-      device_->copy(std::span(&one, 1), StreamId::out);
-      context.moved_bytes += part_bytes;
-    }
-    device_->wait(StreamId::out, context.deadline, context.stop);
-  } catch (...) {
-    drain(*device_, StreamId::out);  // the undo frees the pieces: nothing may still be writing there
-    throw;
+// A copy that is there already serves again (M9); with checksums only when it is known to hold these very
+// bytes.
+void Region::save(RestoreMode mode, StageContext& context) {
+  if (context.verify) staged_sums_ = checksums(StreamId::out, context);
+  const bool serves = has_copy_for(mode) && (!context.verify || sums_ == staged_sums_);
+  if (!serves) {
+    staged_saved_ = std::make_unique<SavedCopy>(pool_, disk_, spec_.size_bytes, mode);
+    staged_saved_->save_rest(address(), context);
+  } else if (!context.verify) {
+    staged_sums_ = sums_;
   }
 }
 
 std::size_t Region::commit_sleep() {
   if (!pending_mode_) return 0;
   std::size_t freed_bytes = 0;
-  if (!staged_saved_.empty()) saved_ = std::exchange(staged_saved_, {});
   end_retention();
+  if (staged_saved_) saved_ = std::move(staged_saved_);
+  if (!parked() && !staging_done_) {
+    sums_ = std::exchange(staged_sums_, {});
+    staging_done_ = true;
+  }
   while (!mappings_.empty() && !spec_.preserve_always) {
     const std::size_t size_bytes = mappings_.back().size_bytes();
     mappings_.back().release();
     mappings_.pop_back();
     freed_bytes += size_bytes;
   }
-  if (!preserves(*pending_mode_)) drop(saved_);
+  if (!preserves(*pending_mode_)) drop_copies();
   mode_ = *pending_mode_;
   parked_.store(true);
   pending_mode_.reset();
+  staging_done_ = false;
   return freed_bytes;
 }
 
@@ -153,18 +167,14 @@ void Region::stage_wake(const Item&, UndoStack& undo, StageContext& context) {
   if (spec_.preserve_always) return;
   undo.push([this]() noexcept { staged_mappings_.clear(); });
   staged_mappings_ = map_chunks(device_, address(), mapped_bytes_);
-  restore(mode_, context);
+  restore(context);
+  verify(context);
 }
 
-void Region::restore(RestoreMode mode, StageContext& context) {
-  if (preserves(mode)) {
-    std::vector<Copy> copies;
-    for (std::size_t i = 0; i < saved_.size(); ++i) {
-      const std::size_t at = i * piece_bytes;
-      copies.push_back({address() + at, saved_[i].base(), std::min(piece_bytes, spec_.size_bytes - at)});
-    }
-    context.moved_bytes += transfer(*device_, copies, StreamId::in, context.deadline, context.stop);
-  } else if (mode == RestoreMode::memset) {
+void Region::restore(StageContext& context) {
+  if (preserves(mode_)) {
+    context.moved_bytes += saved_->restore(address(), context);
+  } else if (mode_ == RestoreMode::memset || spec_.zero_on_wake) {
     try {
       device_->fill(address(), 0, mapped_bytes_, StreamId::in);
       device_->wait(StreamId::in, context.deadline, context.stop);
@@ -175,24 +185,31 @@ void Region::restore(RestoreMode mode, StageContext& context) {
   }
 }
 
+void Region::verify(const StageContext& context) const {
+  if (sums_.empty() || checksums(StreamId::in, context) == sums_) return;
+  throw ContentsCorrupt("the contents of tag '" + spec_.tag + "', region '" + spec_.name +
+                            "', are not what went to sleep; the saved copy is kept: try the wake again, or "
+                            "put the tag to sleep with restore mode none and load it anew",
+                        spec_.tag);
+}
+
 void Region::commit_wake() noexcept {
   if (!spec_.preserve_always) mappings_ = std::exchange(staged_mappings_, {});
   parked_.store(false);
 }
 
 void Region::publish() noexcept {
-  if (parked() || saved_.empty() || retained_bytes_ > 0) return;
-  const std::size_t size_bytes = total_bytes(saved_);
-  if (spec_.immutable && pool_->retain(size_bytes)) {
-    retained_bytes_ = size_bytes;
-  } else {
-    drop(saved_);
-  }
+  if (parked() || !saved_ || retained_bytes_ > 0) return;
+  const std::size_t host_bytes = saved_->host_bytes();
+  const bool keeps = spec_.immutable && (saved_->on_disk() || pool_->retain(host_bytes));
+  if (!keeps) drop_copies();
+  if (keeps) retained_bytes_ = host_bytes;
 }
 
-void Region::drop(Copies& host) noexcept {
-  for (HostBuffer& buffer : host) pool_->give_back(std::move(buffer));
-  host.clear();
+void Region::drop_copies() noexcept {
+  end_retention();
+  saved_.reset();
+  sums_.clear();
 }
 
 void Region::end_retention() noexcept {

@@ -7,7 +7,7 @@
 namespace torpor {
 
 namespace {
-constexpr std::array<const char*, 4> mode_names{"none", "memset", "cpu", "pinned"};
+constexpr std::array<const char*, 5> mode_names{"none", "memset", "cpu", "pinned", "disk"};
 }  // namespace
 
 void UndoStack::unwind() noexcept {
@@ -27,7 +27,7 @@ RestoreMode parse_restore_mode(const std::string& text) {
   for (std::size_t i = 0; i < mode_names.size(); ++i) {
     if (text == mode_names[i]) return static_cast<RestoreMode>(i);
   }
-  throw Misuse("unknown restore mode '" + text + "'; choose none, memset, cpu or pinned");
+  throw Misuse("unknown restore mode '" + text + "'; choose none, memset, cpu, pinned or disk");
 }
 
 }  // namespace torpor

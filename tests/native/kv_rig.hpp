@@ -79,6 +79,10 @@ class ScarceDevice final : public torpor::Device {
   void wait(torpor::StreamId stream, torpor::Deadline deadline, const torpor::StopFlag* stop) override {
     inner_->wait(stream, deadline, stop);
   }
+  std::vector<std::uint64_t> checksum(std::span<const torpor::ByteRange> ranges, torpor::StreamId stream,
+                                      torpor::Deadline deadline, const torpor::StopFlag* stop) override {
+    return inner_->checksum(ranges, stream, deadline, stop);
+  }
   void quiesce(torpor::Deadline deadline) override { inner_->quiesce(deadline); }
 
  private:

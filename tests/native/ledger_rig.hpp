@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "disk_rig.hpp"
 #include "torpor/device.hpp"
 #include "torpor/errors.hpp"
 #include "torpor/ledger.hpp"
@@ -23,6 +24,7 @@ using namespace torpor;
 constexpr std::size_t grain = std::size_t{16} << 10;
 constexpr std::size_t chunk = 32 * grain;  // what the host device maps at once
 constexpr std::size_t capacity = 16 * chunk;
+constexpr std::size_t disk_limit = std::size_t{256} << 20;
 constexpr std::chrono::seconds patience{20};
 using Modes = std::map<std::string, RestoreMode>;
 
@@ -68,7 +70,9 @@ struct Rig {
   explicit Rig(std::size_t host_pool_bytes = 0, std::size_t capacity_bytes = capacity)
       : host(make_host_device(fresh_name(), capacity_bytes, grain)),
         faulty(make_faulty_device(host)),
-        ledger(std::make_unique<Ledger>(faulty, host_pool_bytes)) {}
+        disk(std::make_shared<FaultyDisk>(disk_folder(), disk_limit)),
+        ledger(std::make_unique<Ledger>(
+            faulty, LedgerStorage{std::make_shared<HostPool>(faulty, host_pool_bytes), disk})) {}
 
   std::shared_ptr<Region> region(const std::string& tag, std::size_t size_bytes, RegionSpec more = {}) {
     more.tag = tag;
@@ -87,6 +91,7 @@ struct Rig {
 
   [[nodiscard]] Plan plan(Action kind, const Modes& modes = {}, std::vector<std::string> tags = {}) const {
     Request request{.kind = kind, .operation = "op", .tags = std::nullopt, .restore = modes};
+    request.verify = verify;
     if (!tags.empty()) request.tags = std::move(tags);
     return ledger->preflight(std::move(request));
   }
@@ -113,12 +118,19 @@ struct Rig {
     for (const Usage& usage : ledger->memory()) total += usage.host_bytes;
     return total;
   }
+  [[nodiscard]] std::size_t disk_bytes() const {
+    std::size_t total = 0;
+    for (const Usage& usage : ledger->memory()) total += usage.disk_bytes;
+    return total;
+  }
   [[nodiscard]] LedgerPhase phase() const { return ledger->status().phase; }
 
   std::shared_ptr<Device> host;
   std::shared_ptr<FaultyDevice> faulty;
+  std::shared_ptr<FaultyDisk> disk;
   std::unique_ptr<Ledger> ledger;
   std::vector<std::shared_ptr<Region>> regions;
+  bool verify = false;  // of every plan from here on
 };
 
 }  // namespace rig

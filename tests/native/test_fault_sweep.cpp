@@ -6,7 +6,8 @@ using namespace rig;
 
 namespace {
 
-constexpr std::array all_modes{RestoreMode::none, RestoreMode::memset, RestoreMode::cpu, RestoreMode::pinned};
+constexpr std::array all_modes{RestoreMode::none, RestoreMode::memset, RestoreMode::cpu, RestoreMode::pinned,
+                               RestoreMode::disk};
 constexpr std::uint64_t far_too_many_calls = 200;
 
 // Two regions of several chunks; what lies where is checked by bytes, and memory by the device's books.

@@ -107,7 +107,7 @@ class Device : public std::enable_shared_from_this<Device> {
   // one CPU core.
   [[nodiscard]] virtual std::vector<std::uint64_t> checksum(std::span<const ByteRange> ranges,
                                                             StreamId stream, Deadline deadline,
-                                                            const StopFlag* stop) = 0;
+                                                            const StopFlag* stop);
   // Waits for all work of the context, also what others submitted (M5). DeviceBusy past the deadline.
   virtual void quiesce(Deadline deadline) = 0;
 };

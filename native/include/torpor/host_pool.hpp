@@ -36,6 +36,7 @@ class HostPool final {
   // Frees idle buffers until at most target_bytes of them are left; returns the bytes freed.
   std::size_t trim(std::size_t target_bytes = 0) noexcept;
 
+  [[nodiscard]] const std::shared_ptr<Device>& device() const noexcept { return device_; }
   [[nodiscard]] std::size_t bound_bytes() const noexcept { return bound_bytes_; }
   [[nodiscard]] std::size_t idle_bytes() const noexcept;
   [[nodiscard]] std::size_t retained_bytes() const noexcept;

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "torpor/disk_file.hpp"
 #include "torpor/host_pool.hpp"
 #include "torpor/participant.hpp"
 #include "torpor/plan.hpp"
@@ -58,10 +59,18 @@ class Registration final {
   std::uint64_t id_;
 };
 
+// Where contents go while they sleep.
+struct LedgerStorage {
+  std::shared_ptr<HostPool> host_pool;  // of the same Device; several ledgers may share one (M8)
+  std::shared_ptr<DiskFile> disk;       // null: restore mode disk is refused
+};
+
 class Ledger final {
  public:
-  // host_pool_bytes bounds the host memory kept between cycles (M8).
+  // A host pool of its own; host_pool_bytes bounds the host memory kept between cycles (M8).
   Ledger(std::shared_ptr<Device> device, std::size_t host_pool_bytes);
+  // Misuse for a host pool of another Device, or none.
+  Ledger(std::shared_ptr<Device> device, LedgerStorage storage);
   Ledger(const Ledger&) = delete;
   Ledger& operator=(const Ledger&) = delete;
   Ledger(Ledger&&) = delete;
@@ -70,6 +79,7 @@ class Ledger final {
 
   [[nodiscard]] const std::shared_ptr<Device>& device() const noexcept { return device_; }
   [[nodiscard]] const std::shared_ptr<HostPool>& host_pool() const noexcept { return host_pool_; }
+  [[nodiscard]] const std::shared_ptr<DiskFile>& disk() const noexcept { return disk_; }
   [[nodiscard]] std::vector<std::string> tags() const;         // sorted, without repeats
   [[nodiscard]] std::vector<std::string> parked_tags() const;  // of which anything is parked
 
@@ -108,11 +118,13 @@ class Ledger final {
   void set_phase(LedgerPhase phase);
   [[nodiscard]] Plan make_plan(Request request) const;
   [[nodiscard]] std::vector<std::shared_ptr<Participant>> chosen(const Request& request, Plan& plan) const;
+  void refuse_what_cannot_be(const Participant& one, const Item& item, bool verify, Plan& plan) const;
   void refuse_without_room(Plan& plan) const;
   void commit_entries();
 
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<HostPool> host_pool_;
+  const std::shared_ptr<DiskFile> disk_;
   const std::shared_ptr<Externals> externals_;
   StopFlag stop_{false};
   std::atomic<bool> stepping_{false};  // a step of a transaction runs, not just somebody who reads

@@ -22,7 +22,7 @@
 
 namespace torpor {
 
-enum class RestoreMode : std::uint8_t { none, memset, cpu, pinned };
+enum class RestoreMode : std::uint8_t { none, memset, cpu, pinned, disk };
 [[nodiscard]] constexpr bool preserves(RestoreMode mode) noexcept {
   return mode >= RestoreMode::cpu;
 }
@@ -51,6 +51,7 @@ struct Item {
   std::size_t device_bytes = 0;  // wake: device bytes needed; sleep: 0
   std::size_t keep_bytes = 0;    // sleep: live bytes copied to the host; wake: bytes copied back
   std::size_t host_bytes = 0;    // host memory to be newly committed
+  std::size_t disk_bytes = 0;    // room on the disk to be newly taken
   std::string digest;            // logical content only (page counts, sequences), equal on all ranks
   std::vector<Refusal> refusals;
 };
@@ -91,12 +92,15 @@ void UndoStack::push(F put_back) {
 }
 
 class HostPool;  // host_pool.hpp: bounded host memory kept between cycles
+class DiskFile;  // disk_file.hpp: room for what sleeps on a disk
 
 struct StageContext {
   std::shared_ptr<Device> device;
   HostPool* host_pool = nullptr;
   Deadline deadline;
   const StopFlag* stop = nullptr;
+  // Sleep: record checksums of all that is preserved; a wake compares whatever was recorded (K13).
+  bool verify = false;
   std::size_t moved_bytes = 0;  // participants add what they copied
 };
 
@@ -110,6 +114,7 @@ struct Usage {
   std::size_t live_bytes = 0;            // of them in use (a region: all)
   std::size_t host_bytes = 0;            // host tier and saved copies
   std::size_t residual_bytes = 0;        // stays mapped while parked (preserve_always)
+  std::size_t disk_bytes = 0;            // saved copies on the disk
 };
 
 class Participant {
@@ -126,6 +131,10 @@ class Participant {
   [[nodiscard]] virtual bool parked() const noexcept = 0;
   [[nodiscard]] virtual RestoreMode default_mode() const noexcept = 0;
   [[nodiscard]] virtual Usage usage() const = 0;
+  // Whether it can be put to sleep in that mode at all.
+  [[nodiscard]] virtual bool supports(RestoreMode mode) const noexcept { return mode != RestoreMode::disk; }
+  // Whether a preserving sleep can record checksums, or a wake has some to compare with (K13).
+  [[nodiscard]] virtual bool can_verify(Action) const noexcept { return false; }
 
   [[nodiscard]] virtual Item plan_sleep(RestoreMode mode) const = 0;
   [[nodiscard]] virtual Item plan_wake() const = 0;

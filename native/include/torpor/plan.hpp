@@ -18,7 +18,7 @@ struct Request {
   std::string operation;
   std::optional<std::vector<std::string>> tags;  // none: all
   std::map<std::string, RestoreMode> restore;    // by tag; missing: the participant's default. Sleeps only
-  bool verify = false;                           // refused: no checksums yet
+  bool verify = false;                           // checksums of all that is preserved (K13)
   Overflow overflow = Overflow::reject;          // evict is refused: nothing here chooses what to drop yet
 };
 
@@ -31,6 +31,7 @@ struct Plan {
   std::size_t device_bytes = 0;
   std::size_t keep_bytes = 0;
   std::size_t host_bytes = 0;  // less what the host pool holds idle
+  std::size_t disk_bytes = 0;
 };
 
 [[nodiscard]] const char* to_string(Action action) noexcept;

@@ -17,6 +17,8 @@
 
 namespace torpor {
 
+class SavedCopy;  // src/saved_copy.hpp
+
 struct RegionSpec {
   std::string tag{};
   std::size_t size_bytes = 0;
@@ -24,12 +26,14 @@ struct RegionSpec {
   RestoreMode restore = RestoreMode::pinned;  // when a sleep names no mode
   bool immutable = false;
   bool preserve_always = false;
+  bool zero_on_wake = false;  // reads zero after a wake from `none` too (S4)
 };
 
 class Region final : public Participant {
  public:
   // Reserves and maps. OutOfDeviceMemory, DeviceError; Misuse for a size of 0 or an empty tag.
-  Region(std::shared_ptr<Device> device, std::shared_ptr<HostPool> pool, RegionSpec spec);
+  Region(std::shared_ptr<Device> device, std::shared_ptr<HostPool> pool, std::shared_ptr<DiskFile> disk,
+         RegionSpec spec);
   ~Region() override;
 
   [[nodiscard]] Address address() const noexcept { return reservation_.base(); }
@@ -43,6 +47,8 @@ class Region final : public Participant {
   [[nodiscard]] bool parked() const noexcept override { return parked_.load(); }
   [[nodiscard]] RestoreMode default_mode() const noexcept override { return spec_.restore; }
   [[nodiscard]] Usage usage() const override;
+  [[nodiscard]] bool supports(RestoreMode) const noexcept override { return true; }
+  [[nodiscard]] bool can_verify(Action action) const noexcept override;
 
   [[nodiscard]] Item plan_sleep(RestoreMode mode) const override;
   [[nodiscard]] Item plan_wake() const override;
@@ -53,23 +59,32 @@ class Region final : public Participant {
   void publish() noexcept override;
 
  private:
-  using Copies = std::vector<HostBuffer>;
+  using Checksums = std::vector<std::uint64_t>;  // by pieces; empty: none were taken
 
   [[nodiscard]] Item item_of(Action action) const;
-  void copy_out(RestoreMode mode, StageContext& context);
-  void restore(RestoreMode mode, StageContext& context);
-  void drop(Copies& host) noexcept;
+  // A copy that is there already and serves this mode (M9).
+  [[nodiscard]] bool has_copy_for(RestoreMode mode) const noexcept;
+  [[nodiscard]] Checksums checksums(StreamId stream, const StageContext& context) const;
+  void save(RestoreMode mode, StageContext& context);
+  void restore(StageContext& context);
+  void verify(const StageContext& context) const;
+  void drop_copies() noexcept;
   void end_retention() noexcept;
 
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<HostPool> pool_;
+  const std::shared_ptr<DiskFile> disk_;
   const RegionSpec spec_;
   const std::size_t mapped_bytes_;  // size_bytes in whole granules
   const Reservation reservation_;
   std::vector<Mapping> mappings_;
   std::vector<Mapping> staged_mappings_;  // of a wake that is not committed
-  Copies saved_;                    // asleep: the contents; awake: a retained backup, or one to be published
-  Copies staged_saved_;             // of a sleep that is not committed
+  // Asleep: the contents; awake: a retained backup, or one to be published. Null: none.
+  std::unique_ptr<SavedCopy> saved_;
+  std::unique_ptr<SavedCopy> staged_saved_;  // of a sleep that is not committed
+  Checksums sums_;                           // of what saved_ holds
+  Checksums staged_sums_;
+  bool staging_done_ = false;       // a commit has taken them over
   std::size_t retained_bytes_ = 0;  // what of saved_ counts under the pool's bound
   std::atomic<bool> parked_{false};
   RestoreMode mode_ = RestoreMode::none;     // in force while parked

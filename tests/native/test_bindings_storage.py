@@ -1,0 +1,94 @@
+"""Disk, checksums and host pools from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from torpor.native import ContentsCorrupt, Device, FaultyDevice, HostPool, Ledger, OutOfDisk, Region
+
+MIB = 1 << 20
+STAGE_TIMEOUT_S = 30.0
+
+
+def run(ledger: Ledger, kind: str, verify: bool = False, **asked: object) -> None:
+    plan = ledger.preflight(kind, f"op-{kind}", verify=verify, **asked)
+    assert plan.refusals == []
+    ledger.stage(plan, STAGE_TIMEOUT_S)
+    ledger.commit()
+    ledger.publish()
+
+
+def filled(region: Region) -> torch.Tensor:
+    tensor = torch.from_dlpack(region)
+    tensor.copy_(torch.arange(region.size_bytes) % 251)
+    return tensor
+
+
+def test_contents_sleep_in_a_file_without_a_name_k3(device: Device, tmp_path: Path) -> None:
+    ledger = Ledger(device, disk_path=str(tmp_path), disk_bytes=16 * MIB)
+    tensor = filled(ledger.create_region("weights", 5 * MIB, restore="disk"))
+    before = tensor.clone()
+    assert ledger.preflight("sleep", "op").disk_bytes == 5 * MIB
+    run(ledger, "sleep")
+    (row,) = ledger.memory()
+    assert (row["mode"], row["disk_bytes"], row["host_bytes"]) == ("disk", 5 * MIB, 0)
+    assert list(tmp_path.iterdir()) == []
+    run(ledger, "wake")
+    assert torch.equal(tensor, before)
+    assert ledger.memory()[0]["disk_bytes"] == 0
+
+
+def test_a_full_disk_is_refused_with_numbers(device: Device, tmp_path: Path) -> None:
+    ledger = Ledger(device, disk_path=str(tmp_path), disk_bytes=MIB)
+    ledger.create_region("weights", 5 * MIB, restore="disk")
+    plan = ledger.preflight("sleep", "op")
+    assert [row["code"] for row in plan.refusals] == ["disk"]
+    with pytest.raises(OutOfDisk) as caught:
+        ledger.stage(plan, STAGE_TIMEOUT_S)
+    assert (caught.value.needed_bytes, caught.value.free_bytes) == (5 * MIB, MIB)
+
+
+def test_a_saved_copy_that_went_bad_fails_the_wake_and_names_its_tag_k13(
+    make_device: Callable[..., Device],
+) -> None:
+    faulty = FaultyDevice(make_device())
+    ledger = Ledger(faulty)
+    region = ledger.create_region("weights", 2 * MIB)
+    filled(region)
+    faulty.corrupt_copy(1)
+    run(ledger, "sleep", verify=True)
+    plan = ledger.preflight("wake", "op", verify=True)
+    with pytest.raises(ContentsCorrupt, match="restore mode none") as caught:
+        ledger.stage(plan, STAGE_TIMEOUT_S)
+    assert caught.value.tag == "weights"
+    assert region.parked
+    assert ledger.status()["phase"] == "idle"
+
+
+def test_ledgers_of_one_device_share_a_pool_that_can_be_trimmed_m8(device: Device) -> None:
+    pool = HostPool(device, 6 * MIB)
+    ledgers = [Ledger(device, host_pool=pool) for _ in range(2)]
+    for ledger in ledgers:
+        filled(ledger.create_region("weights", 4 * MIB))
+        run(ledger, "sleep")
+        run(ledger, "wake")
+        assert pool.idle_bytes == 4 * MIB  # the second ledger used what the first one left
+    assert pool.trim(5 * MIB) == 0
+    assert pool.trim() == 4 * MIB
+    assert (pool.idle_bytes, pool.retained_bytes, pool.bound_bytes) == (0, 0, 6 * MIB)
+
+
+def test_zero_on_wake_and_a_wake_without_recorded_checksums(device: Device) -> None:
+    ledger = Ledger(device)
+    tensor = filled(ledger.create_region("workspace", 2 * MIB, zero_on_wake=True))
+    run(ledger, "sleep")
+    (refusal,) = ledger.preflight("wake", "op", verify=True).refusals
+    assert (refusal["code"], refusal["tag"]) == ("refused", "workspace")
+    run(ledger, "wake")
+    run(ledger, "sleep", restore={"workspace": "none"})
+    run(ledger, "wake")
+    assert int(tensor.count_nonzero()) == 0
