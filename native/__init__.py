@@ -1,10 +1,12 @@
 """The native core: virtual memory, KV manager and one transaction over both. Usable without the rest of torpor."""
 
 from torpor.native._core import (
+    Buffer,
     Device,
     FaultyDevice,
     HostPool,
     KvManager,
+    LayerSpec,
     Plan,
     Region,
     Registration,
@@ -26,6 +28,7 @@ from torpor.native.errors import (
 from torpor.native.ledger import Ledger
 
 __all__ = [
+    "Buffer",
     "ContentsCorrupt",
     "Device",
     "DeviceBusy",
@@ -33,6 +36,7 @@ __all__ = [
     "FaultyDevice",
     "HostPool",
     "KvManager",
+    "LayerSpec",
     "Ledger",
     "Misuse",
     "OutOfDeviceMemory",

@@ -168,6 +168,31 @@ class Ledger:
         seed: int | None = None,
     ) -> KvManager:
         """A paged KV pool of at most gpu_bytes. dtype: float32, float16, bfloat16. seed: random slot order (tests)."""
+    def create_kv_cache(
+        self,
+        layers: SequenceOf[LayerSpec],
+        tokens_per_block: int,
+        gpu_bytes: int,
+        host_bytes: int = 0,
+        *,
+        tag: str = "kv_cache",
+        name: str = "",
+        restore: str = "none",
+        sequence_tokens: int = 4096,
+        max_sequence_tokens: int = 0,
+        max_utilisation: float = 1.0,
+        partial_blocks: bool = False,
+        event_count: int = 1024,
+        seed: int | None = None,
+    ) -> KvManager:
+        """A paged cache of layers of several kinds; `create_kv_manager` is the short form for K and V alone.
+
+        Layers of one kind (the same window and sinks) are a life cycle; life cycles with equal page sizes share a
+        pool. gpu_bytes and host_bytes are divided over the pools in proportion to what a sequence of sequence_tokens
+        takes in each, in whole granules. max_sequence_tokens bounds page tables (0: what fits the pools of full
+        attention; without such, 2**20). `resume` locks at most max_utilisation of each pool. partial_blocks: prompts
+        also match the beginning of a block, at the price of one page copied on resume; matched_tokens is then any
+        number. event_count: how many events are kept. Misuse when a layer or a size is impossible."""
     def register_external(self, name: str, tag: str = "kv_cache", moves_kv: bool = True) -> Registration:
         """Until `close` (and if moves_kv) sleep of the tag is refused by name (K10). Waits for a running operation."""
     def preflight(
@@ -208,6 +233,35 @@ class Ledger:
 class Registration:
     def close(self) -> None: ...
 
+class Buffer:
+    """One tensor of a layer. shape: of one token ("full", "window"), or of the whole state ("state").
+
+    dtype: float32, float16, bfloat16, uint8."""
+
+    def __init__(self, role: str, shape: SequenceOf[int], dtype: str) -> None: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def shape(self) -> list[int]: ...
+
+class LayerSpec:
+    """kind: "full" attention, a sliding "window", or a recurrent "state". window and sinks are tokens.
+
+    A window keeps the blocks of the last `window` tokens of the history and of the first `sinks` ones. Its other
+    blocks are stale: their pages go back and their page-table entries are -1."""
+
+    def __init__(
+        self, kind: str, buffers: SequenceOf[Buffer], *, window: int = 0, sinks: int = 0
+    ) -> None: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def sinks(self) -> int: ...
+    @property
+    def buffers(self) -> list[Buffer]: ...
+
 class KvManager:
     """Bytes whose meaning is known: K and V of every layer, paged. One slot holds all layers of a token block."""
 
@@ -215,21 +269,42 @@ class KvManager:
     def tokens_per_block(self) -> int: ...
     @property
     def slots(self) -> int:
-        """GPU slots, those in use included."""
+        """GPU slots of the first pool, those in use included."""
     @property
-    def page_bytes(self) -> int: ...
+    def page_bytes(self) -> int:
+        """Of the first pool: its slots are so many bytes apart."""
+    @property
+    def life_cycles(self) -> list[dict[str, Any]]:
+        """[{kind, window, sinks, layers, pool, page_bytes}]; their order is that of Sequence.table."""
     @property
     def parked(self) -> bool: ...
     def page_view(self, layer: int, role: str) -> Any:
-        """DLPack object: shape (slots, tokens_per_block, kv_heads, head_dim), strided; role "k" or "v". Stable (S1)."""
+        """DLPack object over all slots of the layer's pool, strided; the address never changes (S1).
+
+        Shape: (slots, tokens_per_block, *shape of the buffer); for a state (slots, *shape). In the short form roles
+        are "k" and "v", and their shape is (kv_heads, head_dim)."""
     def probe(self, scope: str, tokens: SequenceOf[int]) -> int:
-        """How many leading tokens a new sequence would find. Reads only."""
+        """How many leading tokens a new sequence would find. Reads only.
+
+        Something must be there for every layer: all blocks in full attention, sinks and window in a window, a
+        snapshot at exactly that many tokens in a state."""
     def create_sequence(self, scope: str, prompt: SequenceOf[int]) -> Sequence:
         """Suspended; holds the longest known prefix of whole blocks, at most len(prompt) - 1 tokens."""
     def forget_prefixes(self) -> int:
         """Drops every reusable page on every tier; returns the tokens lost."""
+    def block_hashes(self, scope: str, tokens: SequenceOf[int]) -> list[int]:
+        """The hash of each whole block, chained over the scope and all tokens up to it: how events name blocks."""
+    def events(self, after: int = 0) -> dict[str, Any]:
+        """{events: [{number, kind, block, parent, tokens, …}], next, lost}: what became of known blocks since.
+
+        kind: "stored", "removed", or "moved" with {life_cycle, tier: "gpu" | "host"}. Ask with `next` the next time.
+        lost: some were overwritten before they were read (or `after` is not of this cache): begin anew."""
+    def pools(self) -> list[dict[str, int]]:
+        """[{page_bytes, slots, free_slots, locked_pages, held_pages, droppable_pages, host_pages}] by pool."""
     def stats(self) -> dict[str, int]:
-        """{slots, free_slots, locked_pages, held_pages, droppable_pages, host_pages, host_bytes, host_slots,
+        """Over all pools:
+
+        {slots, free_slots, locked_pages, held_pages, droppable_pages, host_pages, host_bytes, host_slots,
         sequences, prefix_tokens; since the start: lookup_tokens, hits_tokens, evicted_pages (for room),
         forgotten_pages (with all prefixes), moved_out_pages, moved_in_pages}."""
 
@@ -253,9 +328,19 @@ class Sequence:
         """A discarding sleep took K and V of its history: they must be computed again, in a new sequence."""
     @property
     def page_table(self) -> NDArray[np.int32]:
-        """Slot of each block, -1 where none; a live view at a stable address."""
+        """table(0)."""
+    def table(self, life_cycle: int) -> NDArray[np.int32]:
+        """Slot of each block of a life cycle, -1 where none (stale too); of a state shape (1,): its slot.
+
+        A live view at a stable address; all -1 while suspended or asleep."""
+    def snapshot(self) -> bool:
+        """Keep a copy of the states after the history, a multiple of tokens_per_block, for prompts that begin so.
+
+        False when there is no room, or the history is older than the last forget_prefixes."""
     def resume(self) -> bool:
-        """Bring all pages to the GPU and lock them. False when there is no room; then nothing changed."""
+        """Bring all pages to the GPU and lock them; a new state reads zero, or is a copy of the matched snapshot.
+
+        False when there is no room or more than max_utilisation of a pool would be locked; then nothing changed."""
     def suspend(self) -> None:
         """Unlock: pages may move to the host, and are never dropped."""
     def resize(self, capacity_tokens: int) -> bool:

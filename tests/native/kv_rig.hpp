@@ -30,10 +30,11 @@ using torpor::kv::SequenceState;
 using torpor::kv::Token;
 using Tokens = std::vector<Token>;
 
-constexpr torpor::kv::Layout layout{
-    .layers = 2, .kv_heads = 2, .head_dim = 64, .dtype = torpor::kv::DType::float32, .tokens_per_block = 4};
+inline torpor::kv::Layout small_layout() {
+  return torpor::kv::Layout::uniform(2, 2, 64, torpor::kv::DType::float32, 4);
+}
 constexpr std::size_t page_bytes = 8192;
-constexpr std::size_t block = layout.tokens_per_block;
+constexpr std::size_t block = 4;
 constexpr std::size_t granule_bytes = std::size_t{64} << 10;
 
 // Passes everything on, with three differences: chunks of one granule, as much host memory as it is told, and
@@ -129,7 +130,7 @@ class Rig {
         device(torpor::make_faulty_device(scarce)),
         ledger(std::make_unique<torpor::Ledger>(device, options.pool_bytes)) {
     torpor::kv::KvSpec spec;
-    spec.layout = layout;
+    spec.layout = small_layout();
     spec.gpu_bytes = options.gpu_slots * page_bytes;
     spec.host_bytes = options.host_slots * page_bytes;
     spec.seed = options.seed;
@@ -224,7 +225,7 @@ class Rig {
   }
   [[nodiscard]] Address slot_address(std::int32_t slot) const {
     CHECK(slot >= 0 && static_cast<std::size_t>(slot) < kv->slots());
-    return kv->address(0, torpor::kv::Role::k) + static_cast<std::size_t>(slot) * page_bytes;
+    return kv->address(0, "k") + static_cast<std::size_t>(slot) * page_bytes;
   }
   void write(std::int32_t slot, std::uint64_t pattern) {
     auto* words = reinterpret_cast<std::uint64_t*>(slot_address(slot));

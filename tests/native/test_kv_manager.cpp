@@ -237,18 +237,20 @@ CASE("impossible pools and views are misuse with a word on what to do") {
       torpor::make_host_device("kv-misuse-" + std::to_string(getpid()), 1 << 20, granule_bytes);
   const auto pool = std::make_shared<torpor::HostPool>(device, 0);
   torpor::kv::KvSpec spec;
-  spec.layout = layout;
+  spec.layout = small_layout();
   spec.gpu_bytes = granule_bytes - 1;
   CHECK_THROWS(Misuse, KvManager::make(device, pool, spec));
   spec.gpu_bytes = std::size_t{2} << 20;
   CHECK_THROWS(torpor::OutOfDeviceMemory, KvManager::make(device, pool, spec));
-  spec.layout.layers = 0;
+  spec.layout = {};
   CHECK_THROWS(Misuse, KvManager::make(device, pool, spec));
-  spec.layout.layers = std::size_t{1} << 62;
-  CHECK_THROWS(Misuse, KvManager::make(device, pool, spec));
+  using torpor::kv::DType;
+  CHECK_THROWS(Misuse, torpor::kv::Layout::uniform(0, 2, 64, DType::float32, 4));
+  CHECK_THROWS(Misuse, torpor::kv::Layout::uniform(std::size_t{1} << 62, 2, 64, DType::float32, 4));
+  CHECK_THROWS(Misuse, torpor::kv::Layout::uniform(2, 2, std::size_t{1} << 62, DType::float32, 4));
   CHECK_THROWS(Misuse, torpor::kv::parse_dtype("int8"));
-  CHECK_THROWS(Misuse, torpor::kv::parse_role("q"));
-  CHECK_THROWS(Misuse, layout.offset_bytes(2, torpor::kv::Role::k));
+  CHECK_THROWS(Misuse, small_layout().place(0, "q"));
+  CHECK_THROWS(Misuse, small_layout().place(2, "k"));
   CHECK(device->memory_info().free_bytes == std::size_t{1} << 20);
 }
 

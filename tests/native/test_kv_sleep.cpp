@@ -31,13 +31,13 @@ CASE("after wake pages lie in other slots, page tables say which, and addresses 
   World world = mixed_world();
   Rig& rig = *world.rig;
   const auto before = table_of(world.active);
-  const Address address = rig.kv->address(1, torpor::kv::Role::v);
+  const Address address = rig.kv->address(1, "v");
   const auto* const table = world.active.handle->table().get();
   rig.sleep(RestoreMode::pinned);
   CHECK(table_of(world.active) == std::vector<std::int32_t>(8, no_slot));
   rig.wake();
   CHECK(rig.holds(world.active) && table_of(world.active) != before);
-  CHECK(rig.kv->address(1, torpor::kv::Role::v) == address && world.active.handle->table().get() == table);
+  CHECK(rig.kv->address(1, "v") == address && world.active.handle->table().get() == table);
 }
 
 CASE("only live pages are saved, and host memory is asked for by a preserving sleep alone (K4, K8)") {
@@ -108,7 +108,7 @@ CASE("a memset wake leaves no old byte in any slot (S4)") {
   Rig& rig = *world.rig;
   rig.sleep(RestoreMode::memset);
   rig.wake();
-  const auto* bytes = reinterpret_cast<const unsigned char*>(rig.kv->address(0, torpor::kv::Role::k));
+  const auto* bytes = reinterpret_cast<const unsigned char*>(rig.kv->address(0, "k"));
   CHECK(std::all_of(bytes, bytes + pool_bytes, [](unsigned char byte) { return byte == 0; }));
 }
 

@@ -9,9 +9,15 @@
 namespace torpor::kv {
 namespace {
 
+constexpr std::size_t default_sequence_tokens = std::size_t{1} << 20;
+
 KvSpec checked(KvSpec spec) {
-  spec.layout.check();
-  if (spec.tag.empty()) throw Misuse("a KV manager needs a tag, e.g. \"kv_cache\"");
+  if (spec.layout.layers().empty()) throw Misuse("a KV cache needs at least one layer");
+  if (spec.tag.empty()) throw Misuse("a KV cache needs a tag, e.g. \"kv_cache\"");
+  if (!(spec.max_utilisation > 0 && spec.max_utilisation <= 1)) {
+    throw Misuse("max_utilisation must be more than 0 and at most 1");
+  }
+  if (spec.sequence_tokens == 0) throw Misuse("sequence_tokens must be at least 1");
   return spec;
 }
 
@@ -26,52 +32,108 @@ KvManager::KvManager(std::shared_ptr<Device> device, std::shared_ptr<HostPool> h
     : device_(std::move(device)),
       spec_(checked(std::move(spec))),
       host_pool_(std::move(host_pool)),
-      prefixes_(spec_.layout.tokens_per_block),
-      cache_(device_, host_pool_,
-             {.page_bytes = spec_.layout.page_bytes(),
-              .gpu_bytes = spec_.gpu_bytes,
-              .host_bytes = spec_.host_bytes,
-              .seed = spec_.seed},
-             *this) {}
-
-Address KvManager::address(std::size_t layer, Role role) const {
-  return cache_.gpu().base() + spec_.layout.offset_bytes(layer, role);
+      events_(spec_.event_count),
+      prefixes_(spec_.layout.tokens_per_block()) {
+  prefixes_.tell(events_);
+  const Layout& layout = spec_.layout;
+  const auto gpu = layout.divide(spec_.gpu_bytes, spec_.sequence_tokens, device_->granularity_bytes());
+  for (std::size_t group = 0; group < layout.groups().size(); ++group) {
+    const double share = static_cast<double>(gpu[group]) / static_cast<double>(spec_.gpu_bytes);
+    const std::size_t host_bytes =
+        gpu.size() == 1 ? spec_.host_bytes
+                        : static_cast<std::size_t>(share * static_cast<double>(spec_.host_bytes));
+    caches_.emplace_back(device_, host_pool_,
+                         CacheLimits{.page_bytes = layout.groups()[group].page_bytes,
+                                     .gpu_bytes = gpu[group],
+                                     .host_bytes = host_bytes,
+                                     .seed = spec_.seed},
+                         static_cast<PageWatcher&>(*this));
+  }
+  max_blocks_ =
+      blocks_for(spec_.max_sequence_tokens != 0 ? spec_.max_sequence_tokens : default_sequence_tokens);
+  for (const LifeCycle& one : layout.life_cycles()) {
+    if (spec_.max_sequence_tokens != 0 || one.kind != LayerKind::full) continue;
+    max_blocks_ = std::min(max_blocks_, slots(one.group));
+  }
 }
 
-std::vector<Node*> KvManager::match(const std::string& scope, std::span<const Token> prompt) const {
+Address KvManager::address(std::size_t layer, const std::string& role) const {
+  const Placement place = spec_.layout.place(layer, role);
+  return caches_[place.group].gpu().base() + place.offset_bytes;
+}
+
+PrefixMatch KvManager::match(const std::string& scope, std::span<const Token> prompt) const {
   // One token at least is left to compute: its logits give the next one.
   if (prompt.empty()) return {};
-  std::vector<Node*> known = prefixes_.match(scope, prompt.first(prompt.size() - 1));
   // With the host tier more may be known than a page table has entries.
-  if (known.size() > slots()) known.resize(slots());
-  return known;
+  return longest_prefix(prefixes_, spec_.layout, scope, prompt.first(prompt.size() - 1), max_blocks_,
+                        spec_.partial_blocks);
 }
 
 std::size_t KvManager::probe(const std::string& scope, std::span<const Token> prompt) const {
   const std::lock_guard guard(mutex_);
-  return match(scope, prompt).size() * spec_.layout.tokens_per_block;
+  return match(scope, prompt).tokens;
+}
+
+std::vector<std::uint64_t> KvManager::block_hashes(const std::string& scope,
+                                                   std::span<const Token> tokens) const {
+  return prefixes_.hashes(scope, tokens);
+}
+
+EventLog::Batch KvManager::events(std::uint64_t after) const {
+  const std::lock_guard guard(mutex_);
+  return events_.after(after);
 }
 
 std::shared_ptr<Sequence> KvManager::create_sequence(const std::string& scope,
                                                      std::span<const Token> prompt) {
   const std::lock_guard guard(mutex_);
   require_settled("create_sequence");
-  const std::vector<Node*> known = match(scope, prompt);
+  const PrefixMatch known = match(scope, prompt);
   auto record = std::make_shared<SequenceRecord>();
   record->id = ++last_id_;
   record->scope = scope;
-  record->matched_tokens = known.size() * spec_.layout.tokens_per_block;
-  record->history.assign(prompt.begin(),
-                         prompt.begin() + static_cast<std::ptrdiff_t>(record->matched_tokens));
-  record->table = std::shared_ptr<std::int32_t[]>(new std::int32_t[slots()]);
-  std::fill_n(record->table.get(), slots(), no_slot);
-  for (const Node* node : known) record->pages.push_back(node->page());
+  record->matched_tokens = known.tokens;
+  record->history.assign(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(known.tokens));
   record->epoch = epoch_;
-  record->published_blocks = known.size();
-  if (!known.empty()) record->tip = NodeRef(*known.back());
+  record->published_blocks = known.chain.size();
+  if (!known.chain.empty()) record->tip = NodeRef(*known.chain.back());
+  adopt(*record, known);
   lookup_tokens_ += prompt.size();
   hits_tokens_ += record->matched_tokens;
   return open(std::move(record));
+}
+
+// The pages that a new sequence begins with. Holds none of them yet.
+void KvManager::adopt(SequenceRecord& record, const PrefixMatch& known) const {
+  record.blocks = known.chain.size() + (known.tail != nullptr ? 1 : 0);
+  record.capacity_tokens = record.blocks * spec_.layout.tokens_per_block();
+  for (std::size_t index = 0; index < spec_.layout.life_cycles().size(); ++index) {
+    Strand& one = record.strands.emplace_back();
+    const bool state = cycle(index).kind == LayerKind::state;
+    one.entries = state ? 1 : max_blocks_;
+    one.table = std::shared_ptr<std::int32_t[]>(new std::int32_t[one.entries]);
+    std::fill_n(one.table.get(), one.entries, no_slot);
+    if (state) {
+      one.pages.reserve(1);
+      one.borrowed = !known.chain.empty();
+      if (one.borrowed) one.pages.push_back(known.chain.back()->page(index));
+      continue;
+    }
+    for (std::size_t block = 0; block < known.chain.size(); ++block) {
+      one.pages.push_back(stale(index, block, known.tokens) ? nullptr : known.chain[block]->page(index));
+    }
+    one.borrowed = known.tail != nullptr;
+    if (one.borrowed) one.pages.push_back(known.tail->page(index));
+  }
+}
+
+const Strand& KvManager::strand(const SequenceRecord& record, std::size_t life_cycle) const {
+  if (life_cycle >= record.strands.size()) {
+    throw Misuse("life cycle " + std::to_string(life_cycle) + " does not exist; there are " +
+                 std::to_string(record.strands.size()));
+  }
+  return record.strands[life_cycle];
 }
 
 std::shared_ptr<Sequence> KvManager::open(std::shared_ptr<SequenceRecord> record) {
@@ -86,58 +148,64 @@ std::shared_ptr<Sequence> KvManager::open(std::shared_ptr<SequenceRecord> record
     throw;
   }
   // The last block first: of a chain the first block is always the one used latest.
-  for (Page* page : std::views::reverse(record->pages)) cache_.hold(*page);
+  for (const Strand& one : record->strands) {
+    for (Page* page : std::views::reverse(one.pages)) {
+      if (page != nullptr) cache_of(*page).hold(*page);
+    }
+  }
   return handle;
 }
-
-std::size_t KvManager::forget_prefixes() {
-  const std::lock_guard guard(mutex_);
-  require_settled("forget_prefixes");
-  begin_epoch();
-  return forget_all();
-}
-
-std::size_t KvManager::forget_all() noexcept {
-  const std::size_t tokens = prefixes_.tokens();
-  prefixes_.clear([this](Page& page) { cache_.unlink(page, PageCache::Why::all_forgotten); });
-  cache_.host().trim();
-  return tokens;
-}
-
-// Blocks below it cannot be found any more: those that nobody uses go with it, the others become private.
-void KvManager::drop(Page& page) noexcept {
-  prefixes_.remove(*page.node, [this](Page& gone) { cache_.unlink(gone, PageCache::Why::room); });
-}
-
-void KvManager::moved(const Page&) noexcept {}
 
 // K and V that are older than this moment never become reusable, whoever commits the block they are in.
 void KvManager::begin_epoch() noexcept {
   ++epoch_;
   for (auto& [id, record] : sequences_) {
-    if (record->pages.empty()) record->epoch = epoch_;
+    if (!record->has_pages()) record->epoch = epoch_;
   }
 }
 
 KvStats KvManager::stats() const {
   const std::lock_guard guard(mutex_);
-  const CacheCounters& counters = cache_.counters();
-  return {.slots = slots(),
-          .free_slots = parked_ ? 0 : cache_.gpu().free_slots(),
-          .locked_pages = cache_.pages_with(Status::locked),
-          .held_pages = cache_.pages_with(Status::held),
-          .droppable_pages = cache_.pages_with(Status::droppable),
-          .host_pages = cache_.pages_in(Tier::host),
-          .host_bytes = cache_.host().committed_bytes(),
-          .host_slots = cache_.host().ceiling_places(),
-          .sequences = sequences_.size(),
-          .prefix_tokens = prefixes_.tokens(),
-          .lookup_tokens = lookup_tokens_,
-          .hits_tokens = hits_tokens_,
-          .evicted_pages = counters.evicted_pages,
-          .forgotten_pages = counters.forgotten_pages,
-          .moved_out_pages = counters.moved_out_pages,
-          .moved_in_pages = counters.moved_in_pages};
+  KvStats all{};
+  for (const PageCache& cache : caches_) {
+    const CacheCounters& counters = cache.counters();
+    all.slots += cache.gpu().slots();
+    all.free_slots += parked_ ? 0 : cache.gpu().free_slots();
+    all.locked_pages += cache.pages_with(Status::locked);
+    all.held_pages += cache.pages_with(Status::held);
+    all.droppable_pages += cache.pages_with(Status::droppable);
+    all.host_pages += cache.pages_in(Tier::host);
+    all.host_bytes += cache.host().committed_bytes();
+    all.host_slots += cache.host().ceiling_places();
+    all.evicted_pages += counters.evicted_pages;
+    all.forgotten_pages += counters.forgotten_pages;
+    all.moved_out_pages += counters.moved_out_pages;
+    all.moved_in_pages += counters.moved_in_pages;
+  }
+  all.sequences = sequences_.size();
+  all.prefix_tokens = prefixes_.tokens();
+  all.lookup_tokens = lookup_tokens_;
+  all.hits_tokens = hits_tokens_;
+  return all;
+}
+
+std::vector<PoolStats> KvManager::pool_stats() const {
+  const std::lock_guard guard(mutex_);
+  std::vector<PoolStats> rows;
+  for (const PageCache& cache : caches_) {
+    rows.push_back({.page_bytes = cache.page_bytes(),
+                    .slots = cache.gpu().slots(),
+                    .free_slots = parked_ ? 0 : cache.gpu().free_slots(),
+                    .locked_pages = cache.pages_with(Status::locked),
+                    .held_pages = cache.pages_with(Status::held),
+                    .droppable_pages = cache.pages_with(Status::droppable),
+                    .host_pages = cache.pages_in(Tier::host)});
+  }
+  return rows;
+}
+
+void KvManager::trim() noexcept {
+  for (PageCache& cache : caches_) cache.host().trim();
 }
 
 }  // namespace torpor::kv

@@ -9,29 +9,9 @@
 #include "torpor/kv/kv_manager.hpp"
 
 namespace torpor::kv {
-namespace {
-
-// Marks pages that the running move wants, so that they are no victims of it.
-class TransitMark final {
- public:
-  explicit TransitMark(std::span<Page* const> pages) noexcept : pages_(pages) { set(true); }
-  TransitMark(const TransitMark&) = delete;
-  TransitMark& operator=(const TransitMark&) = delete;
-  TransitMark(TransitMark&&) = delete;
-  TransitMark& operator=(TransitMark&&) = delete;
-  ~TransitMark() { set(false); }
-
- private:
-  void set(bool value) noexcept {
-    for (Page* page : pages_) page->in_transit = value;
-  }
-  std::span<Page* const> pages_;
-};
-
-}  // namespace
 
 std::size_t KvManager::blocks_for(std::size_t tokens) const noexcept {
-  const std::size_t size = spec_.layout.tokens_per_block;
+  const std::size_t size = spec_.layout.tokens_per_block();
   return tokens / size + (tokens % size != 0 ? 1 : 0);
 }
 
@@ -53,38 +33,21 @@ void KvManager::require_settled(const char* call) {
                "' is under way; call again when it is over");
 }
 
-bool KvManager::resume(SequenceRecord& record) {
-  require_open(record, "resume");
-  require_settled("resume");
-  if (record.state == SequenceState::active) return true;
-  if (parked_) return false;
-  std::vector<Page*> away;
-  for (Page* page : record.pages) {
-    if (page->tier == Tier::host) away.push_back(page);
-  }
-  {
-    const TransitMark mark(record.pages);
-    const Limits limits = call_limits();
-    if (!cache_.make_room(away.size(), limits)) return false;
-    cache_.bring_in(away, limits);
-  }
-  for (std::size_t block = 0; block < record.pages.size(); ++block) {
-    cache_.lock(*record.pages[block]);
-    record.table[static_cast<std::ptrdiff_t>(block)] = record.pages[block]->slot;
-  }
-  record.locks_pages = true;
-  record.state = SequenceState::active;
-  return true;
-}
-
 void KvManager::suspend(SequenceRecord& record) {
   require_open(record, "suspend");
   require_settled("suspend");
   if (record.state == SequenceState::suspended) return;
   record.locks_pages = false;
   record.state = SequenceState::suspended;
-  for (Page* page : std::views::reverse(record.pages)) cache_.unlock(*page);
-  std::fill_n(record.table.get(), record.pages.size(), no_slot);
+  for (Strand& one : record.strands) {
+    for (Page*& page : std::views::reverse(one.pages)) {
+      if (page == nullptr) continue;
+      PageCache& cache = cache_of(*page);
+      cache.unlock(*page);
+      if (page->scratch) cache.release(*std::exchange(page, nullptr));
+    }
+    std::fill_n(one.table.get(), one.pages.size(), no_slot);
+  }
 }
 
 bool KvManager::resize(SequenceRecord& record, std::size_t capacity_tokens) {
@@ -98,21 +61,33 @@ bool KvManager::resize(SequenceRecord& record, std::size_t capacity_tokens) {
   }
   if (parked_) return false;
   const std::size_t blocks = blocks_for(capacity_tokens);
-  if (blocks > record.pages.size()) return grow(record, blocks);
+  if (blocks > record.blocks && !grow(record, blocks)) return false;
   let_go(record, blocks);
+  record.capacity_tokens = capacity_tokens;
+  mark_scratch(record);
   return true;
 }
 
 bool KvManager::grow(SequenceRecord& record, std::size_t blocks) {
-  if (blocks > slots()) return false;
-  record.pages.reserve(blocks);
-  if (!cache_.make_room(blocks - record.pages.size(), call_limits())) return false;
-  const std::size_t before = record.pages.size();
+  if (blocks > max_blocks_) return false;
+  const std::size_t before = record.blocks;
+  std::vector<Arrivals> arrivals(caches_.size());
+  for (std::size_t index = 0; index < record.strands.size(); ++index) {
+    if (cycle(index).kind == LayerKind::state) continue;
+    record.strands[index].pages.reserve(blocks);
+    arrivals[cycle(index).group].fresh += blocks - before;
+  }
+  if (!gather(arrivals)) return false;
+  record.blocks = blocks;
   try {
-    while (record.pages.size() < blocks) {
-      Page& page = cache_.take_locked();
-      record.table[static_cast<std::ptrdiff_t>(record.pages.size())] = page.slot;
-      record.pages.push_back(&page);
+    for (std::size_t index = 0; index < record.strands.size(); ++index) {
+      if (cycle(index).kind == LayerKind::state) continue;
+      Strand& one = record.strands[index];
+      while (one.pages.size() < blocks) {
+        Page& page = cache_of(index).take_locked(static_cast<std::uint16_t>(index));
+        one.table[static_cast<std::ptrdiff_t>(one.pages.size())] = page.slot;
+        one.pages.push_back(&page);
+      }
     }
   } catch (...) {
     let_go(record, before);
@@ -121,16 +96,51 @@ bool KvManager::grow(SequenceRecord& record, std::size_t blocks) {
   return true;
 }
 
-// Of an active or suspended sequence; the table keeps no trace.
-void KvManager::let_go(SequenceRecord& record, std::size_t first_block) noexcept {
-  while (record.pages.size() > first_block) {
-    Page& page = *record.pages.back();
-    record.pages.pop_back();
-    record.table[static_cast<std::ptrdiff_t>(record.pages.size())] = no_slot;
-    if (record.locks_pages) cache_.unlock(page);
-    cache_.release(page);
+// Blocks that hold nothing computed yet and that their window will have passed at the capacity asked for.
+void KvManager::mark_scratch(SequenceRecord& record) noexcept {
+  for (std::size_t index = 0; index < record.strands.size(); ++index) {
+    if (cycle(index).kind != LayerKind::window) continue;
+    Strand& one = record.strands[index];
+    for (std::size_t block = blocks_for(record.history.size()); block < one.pages.size(); ++block) {
+      if (one.pages[block] == nullptr) continue;
+      cache_of(index).set_scratch(*one.pages[block], stale(index, block, record.capacity_tokens));
+    }
   }
-  cache_.host().trim();
+}
+
+void KvManager::let_go_page(const SequenceRecord& record, Page& page) noexcept {
+  PageCache& cache = cache_of(page);
+  if (record.locks_pages) cache.unlock(page);
+  cache.release(page);
+}
+
+// Of an active or suspended sequence; the tables keep no trace.
+void KvManager::let_go(SequenceRecord& record, std::size_t first_block) noexcept {
+  for (std::size_t index = 0; index < record.strands.size(); ++index) {
+    if (cycle(index).kind == LayerKind::state) continue;
+    Strand& one = record.strands[index];
+    while (one.pages.size() > first_block) {
+      Page* const page = one.pages.back();
+      one.pages.pop_back();
+      one.borrowed = false;
+      one.table[static_cast<std::ptrdiff_t>(one.pages.size())] = no_slot;
+      if (page != nullptr) let_go_page(record, *page);
+    }
+  }
+  record.blocks = std::min(record.blocks, first_block);
+  trim();
+}
+
+void KvManager::let_go_all(SequenceRecord& record) noexcept {
+  let_go(record, 0);
+  for (Strand& one : record.strands) {
+    for (Page* page : one.pages) let_go_page(record, *page);  // states
+    one.pages.clear();
+    one.table[0] = no_slot;
+  }
+  // Of a block without pages nothing is left when nobody goes on from it.
+  if (Node* tip = record.tip.get(); tip != nullptr) prefixes_.prune(tip);
+  trim();
 }
 
 void KvManager::commit(SequenceRecord& record, std::span<const Token> tokens) {
@@ -139,38 +149,46 @@ void KvManager::commit(SequenceRecord& record, std::span<const Token> tokens) {
   if (parked_) throw Misuse("commit: '" + spec_.tag + "' is asleep, so nothing was computed; wake it first");
   if (record.state != SequenceState::active)
     throw Misuse("commit: the sequence is suspended; resume it first");
-  const std::size_t capacity = record.pages.size() * spec_.layout.tokens_per_block;
+  const std::size_t capacity = record.blocks * spec_.layout.tokens_per_block();
   if (tokens.size() > capacity - record.history.size()) {
     throw Misuse("commit: " + std::to_string(tokens.size()) + " tokens behind a history of " +
                  std::to_string(record.history.size()) + " pass the capacity of " + std::to_string(capacity) +
                  "; resize first");
   }
   record.history.insert(record.history.end(), tokens.begin(), tokens.end());
+  mark_scratch_computed(record);
   publish_blocks(record);
+  pass_windows(record);
 }
 
-// Makes full blocks findable. Where an equal block is known already the sequence keeps its own page, which
-// nobody else finds: its page table must not change under a running kernel. The page goes when the sequence
-// closes.
-void KvManager::publish_blocks(SequenceRecord& record) {
-  if (record.epoch != epoch_) return;
-  const std::size_t size = spec_.layout.tokens_per_block;
-  const std::size_t full = record.history.size() / size;
-  if (full == record.published_blocks) return;
-  Node* parent = record.tip.get();
-  if (parent == nullptr) {
-    // Nothing published yet, or a block above the tip was dropped: begin again at the root, and mend the
-    // chain.
-    record.published_blocks = 0;
-    parent = &prefixes_.root(record.scope);
+// Blocks that have become part of the history and are not stale yet are scratch no more.
+void KvManager::mark_scratch_computed(SequenceRecord& record) noexcept {
+  const std::size_t end = blocks_for(record.history.size());
+  for (std::size_t index = 0; index < record.strands.size(); ++index) {
+    if (cycle(index).kind != LayerKind::window) continue;
+    Strand& one = record.strands[index];
+    for (std::size_t block = one.first_live; block < end; ++block) {
+      Page* const page = one.pages[block];
+      if (page != nullptr && page->scratch && !stale(index, block, record.history.size())) {
+        cache_of(index).set_scratch(*page, false);
+      }
+    }
   }
-  while (record.published_blocks < full) {
-    const auto block = std::span(record.history).subspan(record.published_blocks * size, size);
-    Node* node = prefixes_.find(*parent, block);
-    if (node == nullptr) node = &prefixes_.insert(*parent, block, *record.pages[record.published_blocks]);
-    parent = node;
-    record.tip = NodeRef(*node);
-    ++record.published_blocks;
+}
+
+void KvManager::pass_windows(SequenceRecord& record) noexcept {
+  const std::size_t size = spec_.layout.tokens_per_block();
+  for (std::size_t index = 0; index < record.strands.size(); ++index) {
+    Strand& one = record.strands[index];
+    const std::size_t end = cycle(index).stale_end(record.history.size(), size);
+    for (std::size_t block = std::max(one.first_live, cycle(index).first_stale_block(size)); block < end;
+         ++block) {
+      one.table[static_cast<std::ptrdiff_t>(block)] = no_slot;
+      if (Page* const page = std::exchange(one.pages[block], nullptr); page != nullptr) {
+        let_go_page(record, *page);
+      }
+    }
+    one.first_live = std::max(one.first_live, end);
   }
 }
 
@@ -178,10 +196,11 @@ void KvManager::close(SequenceRecord& record) noexcept {
   if (record.state == SequenceState::closed) return;
   const auto entry = sequences_.find(record.id);
   if (stage_ == Stage::none || stage_ == Stage::wake_committed) {
-    let_go(record, 0);
+    publish_partial(record);
+    let_go_all(record);
   } else {
     pending_.push_back(entry->second);
-    std::fill_n(record.table.get(), record.pages.size(), no_slot);
+    for (Strand& one : record.strands) std::fill_n(one.table.get(), one.pages.size(), no_slot);
   }
   record.state = SequenceState::closed;
   sequences_.erase(entry);

@@ -12,14 +12,18 @@ namespace torpor::kv {
 
 Usage KvManager::usage() const {
   const std::lock_guard guard(mutex_);
-  return {.tag = spec_.tag,
-          .name = spec_.name,
-          .parked = parked_,
-          .mode = parked_ ? mode_ : RestoreMode::none,
-          .reserved_bytes = cache_.gpu().size_bytes(),
-          .device_bytes = cache_.gpu().mapped_bytes(),
-          .live_bytes = parked_ ? 0 : cache_.pages_in(Tier::gpu) * cache_.page_bytes(),
-          .host_bytes = cache_.host().committed_bytes()};
+  Usage usage;
+  usage.tag = spec_.tag;
+  usage.name = spec_.name;
+  usage.parked = parked_;
+  usage.mode = parked_ ? mode_ : RestoreMode::none;
+  for (const PageCache& cache : caches_) {
+    usage.reserved_bytes += cache.gpu().size_bytes();
+    usage.device_bytes += cache.gpu().mapped_bytes();
+    if (!parked_) usage.live_bytes += cache.pages_in(Tier::gpu) * cache.page_bytes();
+    usage.host_bytes += cache.host().committed_bytes();
+  }
+  return usage;
 }
 
 Item KvManager::item_of(Action action, RestoreMode mode) const {
@@ -31,11 +35,15 @@ Item KvManager::item_of(Action action, RestoreMode mode) const {
   std::size_t history_tokens = 0;
   for (const auto& [id, record] : sequences_) history_tokens += record->history.size();
   item.digest =
-      spec_.tag + "/" + spec_.name + (action == Action::sleep ? " sleep " : " wake ") + to_string(mode) +
-      " slots=" + std::to_string(slots()) + " locked=" + std::to_string(cache_.pages_with(Status::locked)) +
-      " held=" + std::to_string(cache_.pages_with(Status::held)) +
-      " droppable=" + std::to_string(cache_.pages_with(Status::droppable)) +
-      " host=" + std::to_string(cache_.pages_in(Tier::host)) +
+      spec_.tag + "/" + spec_.name + (action == Action::sleep ? " sleep " : " wake ") + to_string(mode);
+  for (const PageCache& cache : caches_) {
+    item.digest += " slots=" + std::to_string(cache.gpu().slots()) +
+                   " locked=" + std::to_string(cache.pages_with(Status::locked)) +
+                   " held=" + std::to_string(cache.pages_with(Status::held)) +
+                   " droppable=" + std::to_string(cache.pages_with(Status::droppable)) +
+                   " host=" + std::to_string(cache.pages_in(Tier::host));
+  }
+  item.digest +=
       " sequences=" + std::to_string(sequences_.size()) + " tokens=" + std::to_string(history_tokens);
   return item;
 }
@@ -50,11 +58,11 @@ Item KvManager::plan_sleep(RestoreMode mode) const {
     return item;
   }
   Item item = item_of(Action::sleep, mode);
-  item.free_bytes = cache_.gpu().mapped_bytes();
-  if (preserves(mode)) {
-    item.keep_bytes = cache_.saved_pages() * cache_.page_bytes();
-    item.host_bytes = cache_.host().bytes_to_commit(cache_.saved_pages());
+  for (const PageCache& cache : caches_) {
+    item.free_bytes += cache.gpu().mapped_bytes();
+    if (preserves(mode)) item.host_bytes += cache.host().bytes_to_commit(cache.saved_pages());
   }
+  if (preserves(mode)) item.keep_bytes = saved_bytes();
   return item;
 }
 
@@ -63,28 +71,40 @@ Item KvManager::plan_wake() const {
   Item item = item_of(Action::wake, parked_ ? mode_ : RestoreMode::none);
   item.noop = !parked_;
   if (item.noop) return item;
-  item.device_bytes = cache_.gpu().size_bytes();
-  if (preserves(mode_)) item.keep_bytes = cache_.saved_pages() * cache_.page_bytes();
+  for (const PageCache& cache : caches_) item.device_bytes += cache.gpu().size_bytes();
+  if (preserves(mode_)) item.keep_bytes = saved_bytes();
   return item;
 }
 
+std::size_t KvManager::saved_bytes() const noexcept {
+  std::size_t bytes = 0;
+  for (const PageCache& cache : caches_) bytes += cache.saved_pages() * cache.page_bytes();
+  return bytes;
+}
+
 void KvManager::stage_sleep(const Item& item, UndoStack& undo, StageContext& context) {
-  std::vector<PageMove> moves;
+  std::vector<std::vector<PageMove>> moves(caches_.size());
   {
     const std::lock_guard guard(mutex_);
     require_settled("sleep");
     undo.push([this]() noexcept { undo_sleep(); });
     stage_ = Stage::sleep;
     staged_mode_ = item.mode;
-    if (!parked_ && preserves(item.mode)) moves = cache_.plan_save();
+    for (std::size_t group = 0; group < caches_.size(); ++group) {
+      if (!parked_ && preserves(item.mode)) moves[group] = caches_[group].plan_save();
+    }
   }
-  context.moved_bytes += move_pages(*device_, StreamId::out, std::move(moves), cache_.page_bytes(),
-                                    {context.deadline, context.stop});
+  for (std::size_t group = 0; group < caches_.size(); ++group) {
+    context.moved_bytes += move_pages(*device_, StreamId::out, std::move(moves[group]),
+                                      caches_[group].page_bytes(), {context.deadline, context.stop});
+  }
 }
 
 void KvManager::undo_sleep() noexcept {
   const std::lock_guard guard(mutex_);
-  if (!parked_) cache_.drop_saved();
+  for (PageCache& cache : caches_) {
+    if (!parked_) cache.drop_saved();
+  }
   stage_ = Stage::none;
   close_pending();
 }
@@ -97,10 +117,12 @@ std::size_t KvManager::commit_sleep() {
     close_pending();
     clear_tables();
     if (!preserves(staged_mode_)) lose_contents(staged_mode_ == RestoreMode::memset);
-    cache_.leave_slots();
+    for (PageCache& cache : caches_) cache.leave_slots();
   }
   std::size_t freed_bytes = 0;
-  while (const std::size_t chunk_bytes = cache_.gpu().release_one()) freed_bytes += chunk_bytes;
+  for (PageCache& cache : caches_) {
+    while (const std::size_t chunk_bytes = cache.gpu().release_one()) freed_bytes += chunk_bytes;
+  }
   mode_ = staged_mode_;
   parked_ = true;
   stage_ = Stage::none;
@@ -110,14 +132,14 @@ std::size_t KvManager::commit_sleep() {
 
 void KvManager::lose_contents(bool zero) noexcept {
   begin_epoch();
-  for (auto& [id, record] : sequences_) record->contents_lost |= !record->pages.empty();
+  for (auto& [id, record] : sequences_) record->contents_lost |= record->has_pages();
   forget_all();
-  cache_.discard(zero);
+  for (PageCache& cache : caches_) cache.discard(zero);
 }
 
 void KvManager::stage_wake(const Item&, UndoStack& undo, StageContext& context) {
   const Limits limits{context.deadline, context.stop};
-  std::vector<PageMove> moves;
+  std::vector<std::vector<PageMove>> moves;
   bool zero = false;
   {
     const std::lock_guard guard(mutex_);
@@ -125,12 +147,18 @@ void KvManager::stage_wake(const Item&, UndoStack& undo, StageContext& context) 
     if (!parked_) return;
     undo.push([this]() noexcept { undo_wake(); });
     stage_ = Stage::wake;
-    cache_.gpu().map();
-    moves = cache_.plan_restore();
+    for (PageCache& cache : caches_) {
+      cache.gpu().map();
+      moves.push_back(cache.plan_restore());
+    }
     zero = mode_ == RestoreMode::memset;
   }
-  if (zero) zero_range(*device_, cache_.gpu().base(), cache_.gpu().size_bytes(), limits);
-  context.moved_bytes += move_pages(*device_, StreamId::in, std::move(moves), cache_.page_bytes(), limits);
+  for (std::size_t group = 0; group < caches_.size(); ++group) {
+    const PageCache& cache = caches_[group];
+    if (zero) zero_range(*device_, cache.gpu().base(), cache.gpu().size_bytes(), limits);
+    context.moved_bytes +=
+        move_pages(*device_, StreamId::in, std::move(moves[group]), cache.page_bytes(), limits);
+  }
   const std::lock_guard guard(mutex_);
   write_tables();
 }
@@ -138,8 +166,10 @@ void KvManager::stage_wake(const Item&, UndoStack& undo, StageContext& context) 
 void KvManager::undo_wake() noexcept {
   const std::lock_guard guard(mutex_);
   clear_tables();
-  cache_.leave_slots();
-  cache_.gpu().drop_mappings();
+  for (PageCache& cache : caches_) {
+    cache.leave_slots();
+    cache.gpu().drop_mappings();
+  }
   stage_ = Stage::none;
   close_pending();
 }
@@ -158,23 +188,28 @@ void KvManager::publish() noexcept {
 }
 
 void KvManager::publish_wake() noexcept {
-  cache_.drop_saved();
+  for (PageCache& cache : caches_) cache.drop_saved();
   stage_ = Stage::none;
 }
 
 void KvManager::write_tables() noexcept {
   for (auto& [id, record] : sequences_) {
     if (record->state != SequenceState::active) continue;
-    std::ranges::transform(record->pages, record->table.get(), [](const Page* page) { return page->slot; });
+    for (const Strand& one : record->strands) {
+      std::ranges::transform(one.pages, one.table.get(),
+                             [](const Page* page) { return page != nullptr ? page->slot : no_slot; });
+    }
   }
 }
 
 void KvManager::clear_tables() noexcept {
-  for (auto& [id, record] : sequences_) std::fill_n(record->table.get(), record->pages.size(), no_slot);
+  for (auto& [id, record] : sequences_) {
+    for (const Strand& one : record->strands) std::fill_n(one.table.get(), one.pages.size(), no_slot);
+  }
 }
 
 void KvManager::close_pending() noexcept {
-  for (const std::shared_ptr<SequenceRecord>& record : pending_) let_go(*record, 0);
+  for (const std::shared_ptr<SequenceRecord>& record : pending_) let_go_all(*record);
   pending_.clear();
 }
 

@@ -38,7 +38,7 @@ std::size_t Sequence::history_tokens() const {
 
 std::size_t Sequence::capacity_tokens() const {
   const std::lock_guard guard(manager_->mutex_);
-  return record_->pages.size() * manager_->layout().tokens_per_block;
+  return record_->blocks * manager_->layout().tokens_per_block();
 }
 
 bool Sequence::contents_lost() const {
@@ -46,8 +46,13 @@ bool Sequence::contents_lost() const {
   return record_->contents_lost;
 }
 
-std::size_t Sequence::table_entries() const noexcept {
-  return manager_->slots();
+// Strands and their tables are there from the beginning to the end: no lock needed.
+std::shared_ptr<std::int32_t[]> Sequence::table(std::size_t life_cycle) const {
+  return manager_->strand(*record_, life_cycle).table;
+}
+
+std::size_t Sequence::table_entries(std::size_t life_cycle) const {
+  return manager_->strand(*record_, life_cycle).entries;
 }
 
 bool Sequence::resume() {
@@ -68,6 +73,11 @@ bool Sequence::resize(std::size_t capacity_tokens) {
 void Sequence::commit(std::span<const Token> tokens) {
   const std::lock_guard guard(manager_->mutex_);
   manager_->commit(*record_, tokens);
+}
+
+bool Sequence::snapshot() {
+  const std::lock_guard guard(manager_->mutex_);
+  return manager_->snapshot(*record_);
 }
 
 void Sequence::close() noexcept {

@@ -1,4 +1,5 @@
-// KvManager: the paged KV cache of one rank: sequences over a PageCache, and its sleep and wake.
+// KvManager: the paged KV cache of one rank: sequences over one PageCache a pool group, the prefixes that
+// they share, and its sleep and wake.
 //
 // One lock. It is given up while a sleep or wake copies; then, and until the transaction is over, sequences
 // can be read and closed (closing takes effect afterwards) and everything else is Misuse.
@@ -8,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,8 +19,11 @@
 #include <vector>
 
 #include "torpor/host_pool.hpp"
+#include "torpor/kv/arrivals.hpp"
+#include "torpor/kv/events.hpp"
 #include "torpor/kv/layout.hpp"
 #include "torpor/kv/page_cache.hpp"
+#include "torpor/kv/prefix_match.hpp"
 #include "torpor/kv/sequence.hpp"
 #include "torpor/participant.hpp"
 
@@ -27,11 +32,16 @@ namespace torpor::kv {
 struct KvSpec {
   Layout layout;
   std::size_t gpu_bytes = 0;
-  std::size_t host_bytes = 0;  // ceiling of the host tier; 0 = none
+  std::size_t host_bytes = 0;  // ceiling of the host tier; 0 = none. Divided over the groups like gpu_bytes
   std::string tag = "kv_cache";
   std::string name;
   RestoreMode restore = RestoreMode::none;
   std::optional<std::uint64_t> seed;
+  std::size_t sequence_tokens = 4096;     // what a usual sequence has: divides gpu_bytes (Layout::divide)
+  std::size_t max_sequence_tokens = 0;    // 0: what fits the pools of full attention; without such, 2^20
+  double max_utilisation = 1.0;           // of each pool: resume() locks no more
+  bool partial_blocks = false;            // match and keep the last block in part
+  std::size_t event_count = 1024;         // kept for readers
   std::chrono::seconds move_timeout{60};  // of the moves that sequences ask for
 };
 
@@ -47,6 +57,11 @@ struct KvStats {
   std::uint64_t moved_out_pages, moved_in_pages;  // between the tiers, for room
 };
 
+struct PoolStats {
+  std::size_t page_bytes, slots, free_slots;
+  std::size_t locked_pages, held_pages, droppable_pages, host_pages;
+};
+
 class KvManager final : public Participant,
                         private PageWatcher,
                         public std::enable_shared_from_this<KvManager> {
@@ -59,18 +74,25 @@ class KvManager final : public Participant,
 
   [[nodiscard]] const Layout& layout() const noexcept { return spec_.layout; }
   [[nodiscard]] Device& device() const noexcept { return *device_; }
-  [[nodiscard]] std::size_t slots() const noexcept { return cache_.gpu().slots(); }
-  // Address of slot 0's part of this layer and role; slots are page_bytes apart. Never changes (S1).
-  [[nodiscard]] Address address(std::size_t layer, Role role) const;
+  [[nodiscard]] std::size_t slots(std::size_t group = 0) const noexcept {
+    return caches_[group].gpu().slots();
+  }
+  // Address of this buffer in slot 0 of its group; slots are page_bytes apart. Never changes (S1).
+  [[nodiscard]] Address address(std::size_t layer, const std::string& role) const;
 
   // How many leading tokens of this prompt a new sequence would find. Changes nothing, not even the order of
   // use.
   [[nodiscard]] std::size_t probe(const std::string& scope, std::span<const Token> prompt) const;
   [[nodiscard]] std::shared_ptr<Sequence> create_sequence(const std::string& scope,
                                                           std::span<const Token> prompt);
+  // Chained hash of each whole block, as events name blocks.
+  [[nodiscard]] std::vector<std::uint64_t> block_hashes(const std::string& scope,
+                                                        std::span<const Token> tokens) const;
+  [[nodiscard]] EventLog::Batch events(std::uint64_t after) const;
   // Returns how many tokens were known.
   std::size_t forget_prefixes();
-  [[nodiscard]] KvStats stats() const;
+  [[nodiscard]] KvStats stats() const;                      // over all pool groups
+  [[nodiscard]] std::vector<PoolStats> pool_stats() const;  // by pool group
 
   [[nodiscard]] const std::string& tag() const noexcept override { return spec_.tag; }
   [[nodiscard]] const std::string& name() const noexcept override { return spec_.name; }
@@ -89,25 +111,53 @@ class KvManager final : public Participant,
   friend class Sequence;
   enum class Stage : std::uint8_t { none, sleep, sleep_committing, wake, wake_committed };
 
-  // --- kv_manager.cpp, kv_sequences.cpp; the lock is held ---
+  // --- kv_manager.cpp, kv_sequences.cpp, kv_resume.cpp; the lock is held ---
   void require_open(const SequenceRecord& record, const char* call) const;
   // Ends a committed wake that nobody published yet; Misuse while something is staged.
   void require_settled(const char* call);
-  [[nodiscard]] std::vector<Node*> match(const std::string& scope, std::span<const Token> prompt) const;
+  [[nodiscard]] const Strand& strand(const SequenceRecord& record, std::size_t life_cycle) const;
+  [[nodiscard]] PrefixMatch match(const std::string& scope, std::span<const Token> prompt) const;
+  void adopt(SequenceRecord& record, const PrefixMatch& known) const;
   [[nodiscard]] std::shared_ptr<Sequence> open(std::shared_ptr<SequenceRecord> record);
   [[nodiscard]] bool resume(SequenceRecord& record);
+  [[nodiscard]] std::vector<FreshPage> fresh_pages_of(const SequenceRecord& record) const;
+  [[nodiscard]] std::vector<Arrivals> arrivals_of(const SequenceRecord& record,
+                                                  std::span<const FreshPage> fresh) const;
+  [[nodiscard]] bool passes_utilisation(const std::vector<Arrivals>& arrivals) const noexcept;
+  [[nodiscard]] bool gather(const std::vector<Arrivals>& arrivals);
+  void take(std::vector<FreshPage>& fresh);
+  void fill(std::span<const FreshPage> fresh);
+  void give_back(std::span<const FreshPage> fresh) noexcept;
   void suspend(SequenceRecord& record);
   [[nodiscard]] bool resize(SequenceRecord& record, std::size_t capacity_tokens);
   [[nodiscard]] bool grow(SequenceRecord& record, std::size_t blocks);
   void commit(SequenceRecord& record, std::span<const Token> tokens);
   void publish_blocks(SequenceRecord& record);
+  void publish_partial(SequenceRecord& record) noexcept;
+  [[nodiscard]] std::vector<Page*> pages_to_publish(const SequenceRecord& record, std::size_t block) const;
+  void mark_scratch(SequenceRecord& record) noexcept;
+  void mark_scratch_computed(SequenceRecord& record) noexcept;
+  void pass_windows(SequenceRecord& record) noexcept;
+  [[nodiscard]] bool snapshot(SequenceRecord& record);
   void close(SequenceRecord& record) noexcept;
   void let_go(SequenceRecord& record, std::size_t first_block) noexcept;
+  void let_go_all(SequenceRecord& record) noexcept;
+  void let_go_page(const SequenceRecord& record, Page& page) noexcept;
   void begin_epoch() noexcept;
   std::size_t forget_all() noexcept;
   void drop(Page& page) noexcept override;
   void moved(const Page& page) noexcept override;
   [[nodiscard]] std::size_t blocks_for(std::size_t tokens) const noexcept;
+  [[nodiscard]] bool stale(std::size_t life_cycle, std::size_t block, std::size_t tokens) const noexcept {
+    return cycle(life_cycle).stale(block, tokens, spec_.layout.tokens_per_block());
+  }
+  [[nodiscard]] const LifeCycle& cycle(std::size_t life_cycle) const noexcept {
+    return spec_.layout.life_cycles()[life_cycle];
+  }
+  [[nodiscard]] PageCache& cache_of(std::size_t life_cycle) noexcept {
+    return caches_[cycle(life_cycle).group];
+  }
+  [[nodiscard]] PageCache& cache_of(const Page& page) noexcept { return cache_of(page.life_cycle); }
   [[nodiscard]] kv::Limits call_limits() const { return {Clock::now() + spec_.move_timeout, nullptr}; }
 
   // --- kv_sleep.cpp; the lock is held ---
@@ -115,6 +165,8 @@ class KvManager final : public Participant,
   void write_tables() noexcept;
   void clear_tables() noexcept;
   void close_pending() noexcept;
+  void trim() noexcept;
+  [[nodiscard]] std::size_t saved_bytes() const noexcept;
   void lose_contents(bool zero) noexcept;
   void publish_wake() noexcept;
   void undo_sleep() noexcept;
@@ -124,8 +176,10 @@ class KvManager final : public Participant,
   const KvSpec spec_;
   const std::shared_ptr<HostPool> host_pool_;
   mutable std::mutex mutex_;
+  EventLog events_;
   PrefixTree prefixes_;
-  PageCache cache_;
+  std::deque<PageCache> caches_;  // by pool group
+  std::size_t max_blocks_ = 0;    // of a sequence: what its tables have room for
   std::map<std::uint64_t, std::shared_ptr<SequenceRecord>> sequences_;  // not closed
   std::vector<std::shared_ptr<SequenceRecord>> pending_;                // closed while something was staged;
                                                                         // capacity: all open sequences

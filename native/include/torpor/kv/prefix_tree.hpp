@@ -83,6 +83,11 @@ class PrefixTree final {
   [[nodiscard]] std::vector<Node*> match(const std::string& scope, std::span<const Token> tokens) const;
   // nullptr when unknown.
   [[nodiscard]] Node* find(const Node& parent, std::span<const Token> block) const noexcept;
+  // The scope's root; nullptr when it has no blocks.
+  [[nodiscard]] const Node* known_root(const std::string& scope) const noexcept {
+    const auto known = roots_.find(scope);
+    return known == roots_.end() ? nullptr : known->second;
+  }
   // The scope's root, made when there is none.
   [[nodiscard]] Node& root(const std::string& scope);
   // Of the children of `parent`, whole or partial, the one that shares most leading tokens with `tokens`
