@@ -67,7 +67,8 @@ class Admission:
 
     def invalid(self, model: str, refusal: InvalidRequest) -> Problem:
         self.counts.count_admission(model, "invalid", "")
-        return Problem(400, Code.INVALID_REQUEST, str(refusal) or "The model cannot serve this request.")
+        detail = str(refusal) or "The model cannot serve this request."
+        return Problem(400, Code.INVALID_REQUEST, detail, hint="Correct it; nothing was begun.")
 
 
 def _with_detail(text: str, detail: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,6 +26,7 @@ DRAIN_MODES = [mode.value for mode in DrainMode]
 # Fields and values of later versions: refused by name, with other words than a misspelt one.
 LATER_FIELDS = frozenset({"wake_on_request", "lease_s", "on_expiry", "freeze_timeout_s"})
 LATER_VALUES = frozenset({"disk", "freeze", "if_idle"})
+MAX_BODY_BYTES = 16 << 20  # the longest prompts are far below
 
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 
@@ -66,7 +69,7 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 
 async def read_json(request: Request) -> dict[str, Any] | None:
     """The body as an object, None when it is empty. The content type is not looked at."""
-    raw = await request.body()
+    raw = await _read_bounded(request)
     if not raw.strip():
         return None
     try:
@@ -77,7 +80,31 @@ async def read_json(request: Request) -> dict[str, Any] | None:
         ) from None
     if not isinstance(tree, dict):
         raise Problem(400, Code.MALFORMED_JSON, "The body is JSON, but no object.", hint='Send {"…": …}.')
+    if b"\\u" in raw:
+        _check_text(tree)
     return tree
+
+
+async def _read_bounded(request: Request) -> bytes:
+    """A body is held in memory whole, so that there must be an end to it."""
+    raw = bytearray()
+    async for part in request.stream():
+        raw += part
+        if len(raw) > MAX_BODY_BYTES:
+            detail = f"The body is larger than {MAX_BODY_BYTES >> 20} MiB."
+            raise Problem(413, Code.BODY_TOO_LARGE, detail, hint="Send less in one request.")
+    return bytes(raw)
+
+
+def _check_text(tree: dict[str, Any]) -> None:
+    """JSON can spell half of a surrogate pair, which is no text: nothing could be encoded from it."""
+    try:
+        json.dumps(tree, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        detail = f"The body has the escape {half} without its other half: it is no Unicode text."
+        hint = "Send characters beyond U+FFFF as themselves, or as both escapes."
+        raise Problem(400, Code.MALFORMED_JSON, detail, hint=hint) from None
 
 
 def parse(shape: type[BodyT], tree: dict[str, Any] | None) -> BodyT:
@@ -98,17 +125,17 @@ def _problem(shape: type[BaseModel], error: ValidationError) -> Problem:
     unknown = [fault["loc"] for fault in faults if fault["type"] == "extra_forbidden"]
     later = [loc for loc in unknown if str(loc[-1]) in LATER_FIELDS]
     if later:
-        names = ", ".join(_dotted(loc) for loc in later)
+        names = ", ".join(dotted(loc) for loc in later)
         return Problem(
             422, Code.NOT_AVAILABLE, f"Not available yet in this version: {names}", hint="Leave it out."
         )
     if unknown:
-        names = ", ".join(_dotted(loc) for loc in unknown)
+        names = ", ".join(dotted(loc) for loc in unknown)
         known = sorted((DrainBody if unknown[0][0] == "drain" else shape).model_fields)
         hint = f"Known fields: {', '.join(known)}."
         return Problem(422, Code.UNKNOWN_FIELD, f"Unknown field: {names}", hint=hint, known_fields=known)
-    fault = faults[0]
-    where, given = _dotted(fault["loc"]), fault["input"]
+    fault = most_telling(faults)
+    where, given = dotted(fault["loc"]), fault["input"]
     if isinstance(given, str) and given in LATER_VALUES:
         detail = f"{where}: {given!r} is not available yet in this version"
         return Problem(
@@ -124,8 +151,18 @@ def _problem(shape: type[BaseModel], error: ValidationError) -> Problem:
     return Problem(422, Code.INVALID_FIELD, f"{where}: {message}", hint=f"Correct the field `{where}`.")
 
 
-def _dotted(loc: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in loc)
+# Where a field may have several types, pydantic adds the one that it tried to the path.
+_TRIED_TYPE = re.compile(r"str|int|\w+\[.*\]")
+
+
+def dotted(loc: tuple[int | str, ...]) -> str:
+    """The place of a fault in the body, as its sender knows it."""
+    return ".".join(str(part) for part in loc if isinstance(part, int) or not _TRIED_TYPE.fullmatch(part))
+
+
+def most_telling(faults: Sequence[Any]) -> Any:
+    """Of several types that were tried, the one that was meant fails by its contents."""
+    return next((fault for fault in faults if not fault["type"].endswith("_type")), faults[0])
 
 
 def to_request(

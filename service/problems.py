@@ -18,6 +18,7 @@ class Code(StrEnum):
     """Codes of the front door's own; the coordinator's are RejectCode."""
 
     MALFORMED_JSON = "malformed_json"
+    BODY_TOO_LARGE = "body_too_large"
     UNKNOWN_FIELD = "unknown_field"
     INVALID_FIELD = "invalid_field"
     UNKNOWN_MODE = "unknown_mode"

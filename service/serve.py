@@ -19,7 +19,7 @@ from structlog.typing import FilteringBoundLogger
 
 from torpor.actors.config import ClusterConfig
 from torpor.actors.messages import ModelState
-from torpor.actors.ports import Control, Inference
+from torpor.actors.ports import Control, ControlUnreachable, Inference
 from torpor.service.admission import admission_from
 from torpor.service.app import create_app
 from torpor.service.settings.shape import Settings, cluster_config
@@ -27,6 +27,7 @@ from torpor.service.settings.shape import Settings, cluster_config
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _POLL_S = 0.25
 _STREAMS_END_S = 5  # how long open streams may go on after a signal
+_TOLD_S = 3  # then they are told that they end, and get so long to hear it
 
 
 class ServeError(Exception):
@@ -158,10 +159,16 @@ async def _serve(
         admission=lambda counts: admission_from(config, counts),
     )
     options = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=_STREAMS_END_S
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=_STREAMS_END_S + _TOLD_S,
     )
     server = _Server(options)
-    _stop_on_signals(server)
+    stopping = asyncio.Event()
+    _stop_on_signals(server, stopping)
+    ending = asyncio.create_task(_end_streams(stopping, cluster.inference))
     loading = asyncio.create_task(_until_loaded(cluster.control, config, around.say))
     host, port = listener.getsockname()[:2]
     around.say(f"Listening on http://{f'[{host}]' if ':' in host else host}:{port} (calls: /docs)")
@@ -170,16 +177,29 @@ async def _serve(
     code = 0
     if loading.done() and not loading.result():
         server.should_exit, code = True, 1
+        stopping.set()
     await serving
-    loading.cancel()
-    await asyncio.gather(loading, return_exceptions=True)
-    close = getattr(cluster.inference, "close", None)
-    if close is not None:
-        await close()
+    for task in (loading, ending):
+        task.cancel()
+    await asyncio.gather(loading, ending, return_exceptions=True)
+    await _close(cluster.inference)
     return code
 
 
-def _stop_on_signals(server: uvicorn.Server) -> None:
+async def _end_streams(stopping: asyncio.Event, inference: Inference) -> None:
+    """After a signal, open streams go on for a while; those that still run then end with an error event (G3)."""
+    await stopping.wait()
+    await asyncio.sleep(_STREAMS_END_S)
+    await _close(inference)
+
+
+async def _close(inference: Inference) -> None:
+    close = getattr(inference, "close", None)
+    if close is not None:
+        await close()
+
+
+def _stop_on_signals(server: uvicorn.Server, stopping: asyncio.Event) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
 
@@ -187,6 +207,7 @@ def _stop_on_signals(server: uvicorn.Server) -> None:
         # The second signal does not wait for open streams.
         server.force_exit = server.should_exit
         server.should_exit = True
+        stopping.set()
 
     for number in _SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stop)
@@ -196,7 +217,11 @@ async def _until_loaded(control: Control, config: ClusterConfig, say: Callable[[
     """Tells of progress; True when every model is loaded, False when one has failed."""
     told: dict[str, str] = {}
     while True:
-        views = await control.models(detail=True)
+        try:
+            views = await control.models(detail=True)
+        except ControlUnreachable as error:  # e.g. its journal cannot be used
+            say(f"nothing can be loaded: {error}")
+            return False
         for view in views:
             ready = sum(status.loaded for status in view.ranks)
             news = f"{view.name}: {view.state}, {ready} of {view.tensor_parallel} rank(s) loaded"

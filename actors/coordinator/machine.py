@@ -140,6 +140,8 @@ TABLE: dict[tuple[Step, Signal], To] = {
 }
 
 _EXPIRED_CODE = {
+    Step.SURVEY: RejectCode.STAGE_TIMEOUT,  # silence is unknown, not a failure
+    Step.PREFLIGHT: RejectCode.STAGE_TIMEOUT,
     Step.DRAIN: RejectCode.DRAIN_TIMEOUT,
     Step.LOCK: RejectCode.DEVICE_BUSY,
     Step.STAGE: RejectCode.STAGE_TIMEOUT,

@@ -82,7 +82,11 @@ class Leader:
             entry = self.front_ends.add(front_end, request.id)
         except DuplicateRequest as error:
             return AdmissionReply(request.id, Admission.INVALID, detail=str(error))
-        reply = await self._admit(engine, request)
+        try:
+            reply = await self._admit(engine, request)
+        except BaseException:
+            self.front_ends.remove(request.id)
+            raise
         if reply.admission is not Admission.ADMITTED:
             self.front_ends.remove(request.id)
         elif entry.cancelled:

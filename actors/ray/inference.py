@@ -74,7 +74,8 @@ class LeaderStream:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._lose("the front end was closed")
+        self.lost = self.lost or "this front end is ending; repeat the request when it is back"
+        self._lose("")
         with contextlib.suppress(RayError):
             self._handle.detach.remote(self.front_end)
 

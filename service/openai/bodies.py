@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from torpor.actors.messages import GenerateRequest, Sampling
+from torpor.service.bodies import dotted, most_telling
 from torpor.service.problems import Code, Problem
 
 MAX_CHOICES = 16
@@ -132,8 +133,8 @@ def parse_generation(shape: type[BodyT], tree: dict[str, Any] | None) -> BodyT:
     try:
         return shape.model_validate(tree or {})
     except ValidationError as error:
-        fault = error.errors()[0]
-        where = ".".join(str(part) for part in fault["loc"])
+        fault = most_telling(error.errors())
+        where = dotted(fault["loc"])
         missing = fault["type"] == "missing"
         hint = f"Set `{where}`." if missing else f"Correct `{where}`."
         raise Problem(400, Code.INVALID_REQUEST, f"{where}: {fault['msg']}", hint=hint, param=where) from None

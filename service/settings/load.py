@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def load_settings(file: Path | None, environment: Mapping[str, str]) -> Settings
     try:
         settings = Settings.model_validate(tree)
     except ValidationError as error:
-        raise SettingsError(source, problems + [_line(fault) for fault in error.errors()]) from None
+        raise SettingsError(source, problems + _lines(error.errors())) from None
     if problems:
         raise SettingsError(source, problems)
     return _with_absolute_models(settings, file.parent if file else Path())
@@ -109,13 +109,26 @@ def _put(tree: dict[str, Any], path: list[str], value: object) -> None:
             raise ValueError(f"{'.'.join(path[:depth])} has a plain value and nothing below it")
 
 
+def _lines(faults: Sequence[Any]) -> list[str]:
+    """A list whose entries are all wrong is not empty besides."""
+    inside = {fault["loc"][0] for fault in faults if len(fault["loc"]) > 1}
+    return [_line(fault) for fault in faults if fault["type"] != "too_short" or fault["loc"][0] not in inside]
+
+
+_PLAIN_WORDS = {
+    "extra_forbidden": "no such key; remove it or correct its spelling",
+    "missing": "is missing; set it",
+    "tuple_type": "must be a list, one entry each",
+    "too_short": "is empty; it needs at least 1 entry",
+    "model_type": "must hold keys of its own, as the README shows",
+    "string_type": "must be text; put it in quotes",
+    "int_type": "must be an integer",
+}
+
+
 def _line(fault: Any) -> str:
     key = ".".join(str(part) for part in fault["loc"])
-    message = str(fault["msg"]).removeprefix("Value error, ")
-    if fault["type"] == "extra_forbidden":
-        message = "no such key; remove it or correct its spelling"
-    elif fault["type"] == "missing":
-        message = "is missing; set it"
+    message = _PLAIN_WORDS.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
     return f"{key}: {message}" if key else message
 
 

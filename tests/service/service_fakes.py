@@ -27,6 +27,10 @@ class MemoryInference:
     seen: list[GenerateRequest] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)  # requests whose stream was closed before its end
     running: set[str] = field(default_factory=set)
+    ended: bool = False  # as a front end whose connection to its leaders is closed
+
+    async def close(self) -> None:
+        self.ended = True
 
     async def generate(self, model: str, request: GenerateRequest) -> AsyncIterator[TokenEvent]:
         self.seen.append(request)
@@ -54,6 +58,11 @@ class MemoryInference:
         count = 0
         while self.endless or count < len(self.words):
             await asyncio.sleep(self.delay_s)
+            if self.ended:
+                yield TokenEvent(
+                    request.id, finish_reason=FinishReason.ERROR, error="this front end is ending"
+                )
+                return
             if self.fail_after is not None and count >= self.fail_after:
                 yield TokenEvent(request.id, finish_reason=FinishReason.ERROR, error="the step loop died")
                 return

@@ -15,6 +15,9 @@ BAD: list[tuple[str, str | None, Headers, int, str, str]] = [
     ("POST /sleep", '{"tags": ["weights"', {}, 400, "malformed_json", "JSON object"),
     ("POST /sleep", '["weights"]', {}, 400, "malformed_json", "no object"),
     ("POST /sleep", "level=1", {}, 400, "malformed_json", "JSON object"),
+    ("POST /sleep", '{"pad": "' + "x" * (17 << 20) + '"}', {}, 413, "body_too_large", "Send less"),
+    ("POST /sleep", '{"model": "\\ud800"}', {}, 400, "malformed_json", "no Unicode text"),
+    ("POST /sleep", '{"models": "chat"}', {}, 422, "invalid_field", "models: Input"),
     ("POST /sleep", '{"tags": []}', {}, 400, "empty_tags", "Leave `tags` out"),
     ("POST /wake", '{"tags": []}', {}, 400, "empty_tags", "Leave `tags` out"),
     ("POST /release_memory", '{"tags": []}', {}, 400, "empty_tags", "Leave `tags` out"),
@@ -124,6 +127,17 @@ async def test_a_rejected_operation_says_who_and_what_and_leaves_the_model_awake
     assert record["state"] == "rejected"
     model = (await wide_rig.http.get("/models/chat")).json()
     assert (model["state"], model["gate"]["open"]) == ("awake", True)
+
+
+async def test_a_silent_rank_is_504_and_not_called_failed(wide_rig: Rig) -> None:
+    """C6, F8: no answer in time is unknown; the caller's own timeout_s may be what was short."""
+    wide_rig.rank("chat", 1).fault("preflight", Fault.HANG)
+    answer = await wide_rig.http.post("/models/chat/sleep", json={"timeout_s": 0.2})
+    problem = answer.json()
+    assert (answer.status_code, problem["code"]) == (504, "stage_timeout"), answer.text
+    assert "no answer in time from rank 1" in problem["detail"]
+    assert "longer `timeout_s`" in problem["hint"]
+    assert (await wide_rig.http.get("/models/chat")).json()["state"] == "awake"
 
 
 async def test_a_drain_out_of_time_is_504_and_says_how_to_force_it(rig: Rig) -> None:

@@ -112,17 +112,33 @@ def admitted_and_closed(service: ServiceProcess, admitted: int) -> bool:
     return False
 
 
-def test_a_signal_does_not_wait_for_ever_for_open_streams(tmp_path: Path) -> None:
+def test_a_signal_ends_open_streams_with_an_error_event_after_a_while(tmp_path: Path) -> None:
+    """G3: no request ends in silence."""
     with (
         running(tmp_path, "--endless") as service,
         httpx.stream("POST", f"{service.url}/v1/chat/completions", json=HELLO, timeout=10) as answer,
     ):
-        next(answer.iter_lines())
+        lines = answer.iter_lines()
+        next(lines)
         began = time.monotonic()
-        code, out, err = service.end(signal.SIGTERM)
-    assert code == 0, err
+        service.process.send_signal(signal.SIGTERM)
+        told = [line for line in lines if line]
+        out, err = service.process.communicate(timeout=30)
+    assert service.process.returncode == 0, err
     assert time.monotonic() - began < 15
     assert "requests left: 0" in out
+    assert "Traceback" not in err
+    assert "this front end is ending" in json.loads(told[-2][6:])["error"]["message"]
+    assert told[-1] == "data: [DONE]"
+
+
+def test_a_journal_that_cannot_be_used_ends_it_with_1_and_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "journal.db").write_bytes(b"no journal at all" * 100)
+    service = ServiceProcess(tmp_path)
+    _, err = service.process.communicate(timeout=60)
+    assert service.process.returncode == 1
+    assert "journal.db is not readable; move it away" in err
+    assert "Traceback" not in err
 
 
 def test_a_busy_port_is_told_at_once_with_what_to_do() -> None:

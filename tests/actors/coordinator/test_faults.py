@@ -21,8 +21,8 @@ FOREVER = 1000
 REJECTED = [
     ("preflight", Fault.REFUSE, RejectCode.REFUSED, RankOutcome.REFUSED),
     ("preflight", Fault.RAISE, RejectCode.RANK_FAILED, RankOutcome.FAILED),
-    ("preflight", Fault.HANG, RejectCode.RANK_FAILED, RankOutcome.ABORTED),
-    ("preflight", Fault.STALE, RejectCode.RANK_FAILED, RankOutcome.ABORTED),
+    ("preflight", Fault.HANG, RejectCode.STAGE_TIMEOUT, RankOutcome.ABORTED),
+    ("preflight", Fault.STALE, RejectCode.STAGE_TIMEOUT, RankOutcome.ABORTED),
     ("preflight", Fault.OTHER_DIGEST, RejectCode.DIGEST_MISMATCH, RankOutcome.ABORTED),
     ("stage", Fault.REFUSE, RejectCode.REFUSED, RankOutcome.FAILED),
     ("stage", Fault.RAISE, RejectCode.RANK_FAILED, RankOutcome.FAILED),

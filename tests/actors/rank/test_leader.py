@@ -38,6 +38,21 @@ async def test_a_prompt_that_the_engine_refuses_is_invalid_and_takes_no_place(be
     assert await bench.admit(GenerateRequest(request.id, "hello")) == ["admitted"], "its id is free again"
 
 
+async def test_a_request_whose_preparing_breaks_leaves_nothing_behind(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(self: ToyEngine, asked: GenerateRequest) -> object:
+        raise ZeroDivisionError("a bug")
+
+    request = bench.request()
+    with monkeypatch.context() as patch:
+        patch.setattr(ToyEngine, "prepare", break_down)
+        with pytest.raises(ZeroDivisionError):
+            await bench.core.submit("front", [request])
+    assert (await bench.status()).live_sequences == 0
+    assert await bench.admit(GenerateRequest(request.id, "hello")) == ["admitted"], "its id is free again"
+
+
 @pytest.mark.parametrize(
     ("error", "admission", "reason"),
     [
