@@ -3,6 +3,7 @@
 from torpor.native._core import (
     Buffer,
     Device,
+    DeviceEvent,
     FaultyDevice,
     HostPool,
     KvManager,
@@ -33,6 +34,7 @@ __all__ = [
     "Device",
     "DeviceBusy",
     "DeviceError",
+    "DeviceEvent",
     "FaultyDevice",
     "HostPool",
     "KvManager",

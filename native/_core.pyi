@@ -45,6 +45,18 @@ class FaultyDevice(Device):
     def calls(self) -> int: ...
     def log(self) -> list[str]: ...
 
+class DeviceEvent:
+    """Held while your own work on the device's memory runs: a sleep waits for it, up to its deadline (M5).
+
+    For the host device; a GPU's driver knows what runs. A context manager.
+    """
+
+    def __init__(self, device: Device) -> None: ...
+    def complete(self) -> None:
+        """The work is done. Repeating it does nothing."""
+    def __enter__(self) -> DeviceEvent: ...
+    def __exit__(self, *args: object) -> None: ...
+
 def cuda_device_count() -> int: ...
 
 class Region:
@@ -110,6 +122,8 @@ class HostPool:
     @property
     def retained_bytes(self) -> int:
         """Backups of awake regions; they count under the bound."""
+    def resize(self, bound_bytes: int) -> None:
+        """A new bound; idle memory over it is freed at once."""
     def trim(self, target_bytes: int = 0) -> int:
         """Free idle memory until at most this much of it is left; returns the bytes freed."""
 
@@ -195,6 +209,16 @@ class Ledger:
         number. event_count: how many events are kept. Misuse when a layer or a size is impossible."""
     def register_external(self, name: str, tag: str = "kv_cache", moves_kv: bool = True) -> Registration:
         """Until `close` (and if moves_kv) sleep of the tag is refused by name (K10). Waits for a running operation."""
+    @property
+    def registrations(self) -> list[str]:
+        """Names of what is registered, oldest first."""
+    def prefill_backups(self, timeout_s: float) -> int:
+        """Save awake immutable regions ahead of time, within the host pool's bound (M9); returns the bytes saved.
+
+        For a thread of your own. An operation goes first: then this ends early, and nothing is half done.
+        """
+    def trim_host(self, target_bytes: int = 0) -> int:
+        """Give back idle host memory and backups of awake regions until this much is left; returns bytes (M8)."""
     def preflight(
         self,
         kind: str,
@@ -231,7 +255,11 @@ class Ledger:
         disk_bytes}]."""
 
 class Registration:
+    """A context manager too."""
+
     def close(self) -> None: ...
+    def __enter__(self) -> Registration: ...
+    def __exit__(self, *args: object) -> None: ...
 
 class Buffer:
     """One tensor of a layer. shape: of one token ("full", "window"), or of the whole state ("state").

@@ -40,6 +40,13 @@ void bind_device(nb::module_& module) {
       .def_prop_ro("calls", &FaultyDevice::calls)
       .def("log", &FaultyDevice::log);
 
+  nb::class_<DeviceEvent>(module, "DeviceEvent")
+      .def(nb::init<std::shared_ptr<Device>>(), "device"_a)
+      .def("complete", &DeviceEvent::complete)
+      .def(
+          "__enter__", [](DeviceEvent& self) -> DeviceEvent& { return self; }, nb::rv_policy::reference)
+      .def("__exit__", [](DeviceEvent& self, const nb::args&) { self.complete(); });
+
   module.def("cuda_device_count", &cuda_device_count, Free());
 }
 

@@ -142,6 +142,7 @@ void bind_host_pool(nb::module_& module) {
       .def_prop_ro("bound_bytes", &HostPool::bound_bytes)
       .def_prop_ro("idle_bytes", &HostPool::idle_bytes)
       .def_prop_ro("retained_bytes", &HostPool::retained_bytes)
+      .def("resize", &HostPool::resize, "bound_bytes"_a, Free())
       .def("trim", &HostPool::trim, "target_bytes"_a = 0, Free());
 }
 
@@ -164,7 +165,11 @@ void bind_plan(nb::module_& module) {
 nb::class_<Ledger> bind_ledger(nb::module_& module) {
   bind_plan(module);
   bind_host_pool(module);
-  nb::class_<Registration>(module, "Registration").def("close", &Registration::close);
+  nb::class_<Registration>(module, "Registration")
+      .def("close", &Registration::close)
+      .def(
+          "__enter__", [](Registration& self) -> Registration& { return self; }, nb::rv_policy::reference)
+      .def("__exit__", [](Registration& self, const nb::args&) { self.close(); });
   nb::class_<Ledger> ledger(module, "Ledger");
   ledger
       .def(nb::new_(&make_ledger), "device"_a, "host_pool_bytes"_a = 0, nb::kw_only(),
@@ -177,6 +182,14 @@ nb::class_<Ledger> bind_ledger(nb::module_& module) {
            "zero_on_wake"_a = false, Free())
       .def("register_external", &Ledger::register_external, "name"_a, "tag"_a = "kv_cache",
            "moves_kv"_a = true, Free())
+      .def_prop_ro("registrations", &Ledger::registrations)
+      .def(
+          "prefill_backups",
+          [](Ledger& self, double timeout_s) {
+            return self.prefill_backups(std::chrono::duration<double>(timeout_s));
+          },
+          "timeout_s"_a, Free())
+      .def("trim_host", &Ledger::trim_host, "target_bytes"_a = 0, Free())
       .def("preflight", &preflight, "kind"_a, "operation"_a, "tags"_a = nb::none(), "restore"_a = nb::none(),
            nb::kw_only(), "verify"_a = false, "overflow"_a = "reject")
       .def("stage", &stage, "plan"_a, "timeout_s"_a)

@@ -30,6 +30,14 @@ class Externals final {
     return names;
   }
 
+  // Of all, in the order of registration.
+  [[nodiscard]] std::vector<std::string> names() const {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    std::vector<std::string> names;
+    for (const Entry& entry : entries_) names.push_back(entry.name);
+    return names;
+  }
+
  private:
   struct Entry {
     std::uint64_t id;

@@ -1,5 +1,6 @@
 #include "torpor/host_pool.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "torpor/errors.hpp"
@@ -47,13 +48,22 @@ void HostPool::give_back(HostBuffer buffer) noexcept {
 }
 
 bool HostPool::retain(std::size_t size_bytes) noexcept {
-  {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    if (retained_bytes_ + size_bytes > bound_bytes_) return false;
-    retained_bytes_ += size_bytes;
-  }
-  trim(bound_bytes_ - retained_bytes());
+  const std::lock_guard<std::mutex> guard(mutex_);
+  if (retained_bytes_ + size_bytes > bound_bytes_) return false;
+  retained_bytes_ += size_bytes;
+  free_idle(bound_bytes_ - retained_bytes_);
   return true;
+}
+
+void HostPool::resize(std::size_t bound_bytes) noexcept {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  bound_bytes_ = bound_bytes;
+  free_idle(bound_bytes_ - std::min(bound_bytes_, retained_bytes_));
+}
+
+std::size_t HostPool::bound_bytes() const noexcept {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  return bound_bytes_;
 }
 
 void HostPool::release_retained(std::size_t size_bytes) noexcept {
@@ -63,6 +73,10 @@ void HostPool::release_retained(std::size_t size_bytes) noexcept {
 
 std::size_t HostPool::trim(std::size_t target_bytes) noexcept {
   const std::lock_guard<std::mutex> guard(mutex_);
+  return free_idle(target_bytes);
+}
+
+std::size_t HostPool::free_idle(std::size_t target_bytes) noexcept {
   std::size_t freed_bytes = 0;
   while (idle_bytes_ > target_bytes) {
     const std::size_t size_bytes = idle_.front().size_bytes();

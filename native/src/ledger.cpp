@@ -41,6 +41,18 @@ std::size_t device_bytes(const std::vector<std::shared_ptr<Participant>>& partic
   throw Misuse(refusal.reason);
 }
 
+// Counted for as long as it lives.
+class Counted final {
+ public:
+  explicit Counted(std::atomic<int>& count) noexcept : count_(count) { ++count_; }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+  ~Counted() { --count_; }
+
+ private:
+  std::atomic<int>& count_;
+};
+
 }  // namespace
 
 const char* to_string(LedgerPhase phase) noexcept {
@@ -56,7 +68,8 @@ void Registration::close() noexcept {
 
 class Ledger::Step final {
  public:
-  explicit Step(Ledger& ledger) : working_(ledger.work_), stepping_(ledger.stepping_) {
+  explicit Step(Ledger& ledger)
+      : wanting_(ledger.wanting_), working_(ledger.work_), stepping_(ledger.stepping_) {
     stepping_.store(true);
   }
   Step(const Step&) = delete;
@@ -64,6 +77,7 @@ class Ledger::Step final {
   ~Step() { stepping_.store(false); }
 
  private:
+  Counted wanting_;
   std::lock_guard<std::mutex> working_;
   std::atomic<bool>& stepping_;
 };
@@ -104,7 +118,9 @@ std::shared_ptr<Region> Ledger::create_region(RegionSpec spec) {
   const std::lock_guard<std::mutex> working(work_);
   must_be_idle("create_region");
   auto region = std::make_shared<Region>(device_, host_pool_, disk_, std::move(spec));
+  regions_.reserve(regions_.size() + 1);
   insert(region);
+  regions_.push_back(region);
   return region;
 }
 
@@ -150,6 +166,7 @@ std::shared_ptr<Registration> Ledger::register_external(const std::string& name,
 
 Plan Ledger::preflight(Request request) {
   // A reader or a region being made is worth waiting for; a running step is a conflict.
+  const Counted wanting(wanting_);
   std::unique_lock<std::mutex> working(work_, std::defer_lock);
   while (!working.try_lock() && !stepping_.load()) std::this_thread::sleep_for(lock_pause);
   const LedgerStatus now = status();

@@ -145,6 +145,7 @@ std::size_t Region::commit_sleep() {
   std::size_t freed_bytes = 0;
   end_retention();
   if (staged_saved_) saved_ = std::move(staged_saved_);
+  if (saved_ && !saved_->complete()) saved_.reset();  // a backup that was not finished
   if (!parked() && !staging_done_) {
     sums_ = std::exchange(staged_sums_, {});
     staging_done_ = true;
@@ -196,6 +197,32 @@ void Region::verify(const StageContext& context) const {
 void Region::commit_wake() noexcept {
   if (!spec_.preserve_always) mappings_ = std::exchange(staged_mappings_, {});
   parked_.store(false);
+}
+
+bool Region::prefill_piece(StageContext& context) {
+  const bool wanted = spec_.immutable && !spec_.preserve_always && preserves(spec_.restore);
+  if (!wanted || parked() || (saved_ && saved_->complete())) return false;
+  const bool to_disk = spec_.restore == RestoreMode::disk;
+  if (to_disk && !disk_) return false;
+  if (!saved_) {
+    if (!to_disk && !pool_->retain(spec_.size_bytes)) return false;
+    retained_bytes_ = to_disk ? 0 : spec_.size_bytes;
+    saved_ = std::make_unique<SavedCopy>(pool_, disk_, spec_.size_bytes, spec_.restore);
+  }
+  try {
+    saved_->save_piece(address(), context);
+  } catch (...) {
+    drop_copies();
+    throw;
+  }
+  return !saved_->complete();
+}
+
+std::size_t Region::drop_backup() noexcept {
+  if (parked() || pending_mode_ || !saved_) return 0;
+  const std::size_t host_bytes = saved_->host_bytes();
+  drop_copies();
+  return host_bytes;
 }
 
 void Region::publish() noexcept {

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from torpor.native import ContentsCorrupt, Device, FaultyDevice, HostPool, Ledger, OutOfDisk, Region
+from torpor.native import (
+    ContentsCorrupt,
+    Device,
+    DeviceBusy,
+    DeviceEvent,
+    FaultyDevice,
+    HostPool,
+    Ledger,
+    OutOfDisk,
+    Region,
+)
 
 MIB = 1 << 20
 STAGE_TIMEOUT_S = 30.0
@@ -92,3 +102,31 @@ def test_zero_on_wake_and_a_wake_without_recorded_checksums(device: Device) -> N
     run(ledger, "sleep", restore={"workspace": "none"})
     run(ledger, "wake")
     assert int(tensor.count_nonzero()) == 0
+
+
+def test_a_sleep_does_not_move_memory_under_work_that_holds_an_event_m5(device: Device) -> None:
+    ledger = Ledger(device)
+    region = ledger.create_region("weights", 2 * MIB)
+    with DeviceEvent(device), pytest.raises(DeviceBusy, match="in flight"):
+        ledger.stage(ledger.preflight("sleep", "op"), 0.05)
+    assert not region.parked
+    run(ledger, "sleep")
+
+
+def test_a_backup_made_ahead_is_given_back_on_request_m8_m9(device: Device) -> None:
+    ledger = Ledger(device, host_pool_bytes=8 * MIB)
+    filled(ledger.create_region("weights", 4 * MIB, immutable=True))
+    assert ledger.prefill_backups(10.0) == 4 * MIB
+    assert ledger.preflight("sleep", "op").keep_bytes == 0
+    assert ledger.trim_host() == 4 * MIB
+    assert ledger.preflight("sleep", "op").keep_bytes == 4 * MIB
+
+
+def test_a_registration_is_a_context_manager_k10(device: Device) -> None:
+    ledger = Ledger(device)
+    ledger.create_region("kv_cache", 2 * MIB)
+    with ledger.register_external("nixl"):
+        assert ledger.registrations == ["nixl"]
+        assert ledger.preflight("sleep", "op").refusals
+    assert ledger.registrations == []
+    assert not ledger.preflight("sleep", "op").refusals

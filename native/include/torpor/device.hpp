@@ -110,6 +110,10 @@ class Device : public std::enable_shared_from_this<Device> {
                                                             const StopFlag* stop);
   // Waits for all work of the context, also what others submitted (M5). DeviceBusy past the deadline.
   virtual void quiesce(Deadline deadline) = 0;
+  // Work of others, from submission to its end: what DeviceEvent says. Only a device that cannot see it for
+  // itself counts it; a GPU's driver sees everything.
+  virtual void begin_work() noexcept {}
+  virtual void end_work() noexcept {}
 };
 
 class Reservation final {
@@ -189,6 +193,23 @@ class HostBuffer final {
   Address base_ = 0;
   std::size_t size_bytes_ = 0;
   bool pinned_ = false;
+};
+
+// Held by a thread whose own work reads or writes the device's memory: while it lives, quiesce waits (M5).
+class DeviceEvent final {
+ public:
+  explicit DeviceEvent(std::shared_ptr<Device> device) : device_(std::move(device)) { device_->begin_work(); }
+  DeviceEvent(DeviceEvent&& other) noexcept : device_(std::move(other.device_)) {}
+  DeviceEvent& operator=(DeviceEvent&&) = delete;
+  DeviceEvent(const DeviceEvent&) = delete;
+  DeviceEvent& operator=(const DeviceEvent&) = delete;
+  ~DeviceEvent() { complete(); }
+  void complete() noexcept {
+    if (device_) std::exchange(device_, nullptr)->end_work();
+  }
+
+ private:
+  std::shared_ptr<Device> device_;
 };
 
 // Maps [base, base + size) in chunks of device.chunk_bytes(). All or nothing: on a throw what was mapped is

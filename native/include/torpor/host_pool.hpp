@@ -36,15 +36,20 @@ class HostPool final {
   // Frees idle buffers until at most target_bytes of them are left; returns the bytes freed.
   std::size_t trim(std::size_t target_bytes = 0) noexcept;
 
+  // A new bound; idle buffers over it are freed at once. Backups over it go when their owners let them go.
+  void resize(std::size_t bound_bytes) noexcept;
+
   [[nodiscard]] const std::shared_ptr<Device>& device() const noexcept { return device_; }
-  [[nodiscard]] std::size_t bound_bytes() const noexcept { return bound_bytes_; }
+  [[nodiscard]] std::size_t bound_bytes() const noexcept;
   [[nodiscard]] std::size_t idle_bytes() const noexcept;
   [[nodiscard]] std::size_t retained_bytes() const noexcept;
 
  private:
+  std::size_t free_idle(std::size_t target_bytes) noexcept;  // the lock is held
+
   const std::shared_ptr<Device> device_;
-  const std::size_t bound_bytes_;
   mutable std::mutex mutex_;
+  std::size_t bound_bytes_;
   std::vector<HostBuffer> idle_;  // the oldest first
   std::size_t idle_bytes_ = 0;
   std::size_t retained_bytes_ = 0;

@@ -90,6 +90,15 @@ class Ledger final {
   [[nodiscard]] std::shared_ptr<Registration> register_external(const std::string& name,
                                                                 const std::string& tag, bool moves_kv);
 
+  // Makes the backups of awake immutable regions (M9), piece by piece, and returns the bytes saved. An
+  // operation goes first: then this ends, and what is not complete is dropped by a sleep or gone on with by
+  // the next call. Regions whose backup has no room under the host pool's bound are left out.
+  std::size_t prefill_backups(std::chrono::duration<double> timeout);
+  // Gives back what is kept between cycles for speed (M8): idle host memory and backups of awake regions,
+  // until at most target_bytes of both are left. Returns the bytes of host memory freed.
+  std::size_t trim_host(std::size_t target_bytes = 0);
+  [[nodiscard]] std::vector<std::string> registrations() const;
+
   // No mutation. Refuses with "conflict" while another operation is under way.
   [[nodiscard]] Plan preflight(Request request);
   // Plans again first: what has become impossible since is thrown. On a throw everything is as before.
@@ -127,10 +136,12 @@ class Ledger final {
   const std::shared_ptr<DiskFile> disk_;
   const std::shared_ptr<Externals> externals_;
   StopFlag stop_{false};
+  std::atomic<int> wanting_{0};        // how many wait to plan or to step: a background backup lets them in
   std::atomic<bool> stepping_{false};  // a step of a transaction runs, not just somebody who reads
 
   mutable std::mutex work_;                                 // held for a whole step
   std::vector<std::shared_ptr<Participant>> participants_;  // in the order of (tag, name)
+  std::vector<std::shared_ptr<Region>> regions_;            // of them
   std::vector<Entry> entries_;                              // of the transaction that is under way
   UndoStack undo_;
   CommitReport report_;

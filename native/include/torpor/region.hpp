@@ -41,6 +41,11 @@ class Region final : public Participant {
   [[nodiscard]] const std::shared_ptr<Device>& device() const noexcept { return device_; }
   // An immutable region was written to: its retained backup is worth nothing now. Misuse while parked.
   void contents_changed();
+  // Saves the next piece of an immutable region's backup while it is awake (M9). True when more is to come.
+  // The backup counts under the pool's bound from its first piece on; none is begun that does not fit there.
+  bool prefill_piece(StageContext& context);
+  // Drops a backup that is kept for speed alone; returns the bytes of host memory that it took.
+  std::size_t drop_backup() noexcept;
 
   [[nodiscard]] const std::string& tag() const noexcept override { return spec_.tag; }
   [[nodiscard]] const std::string& name() const noexcept override { return spec_.name; }

@@ -78,6 +78,8 @@ class Faulty final : public FaultyDevice {
     count("quiesce", 0);
     inner_->quiesce(deadline);
   }
+  void begin_work() noexcept override { inner_->begin_work(); }
+  void end_work() noexcept override { inner_->end_work(); }
 
   void fail_at(std::uint64_t k, bool forever) noexcept override {
     const std::lock_guard<std::mutex> guard(mutex_);

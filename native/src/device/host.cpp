@@ -9,10 +9,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <unordered_map>
 
 #include "host_memory.hpp"
@@ -29,6 +31,8 @@ namespace {
 // 64 MiB of the usual 2 MiB. A device of small granules has small chunks, so that tests see several of them
 // cheaply.
 constexpr std::size_t granules_per_chunk = 32;
+
+constexpr std::chrono::microseconds rest_polling{100};
 
 void* pointer(Address at) noexcept {
   return reinterpret_cast<void*>(at);
@@ -67,8 +71,18 @@ class HostDevice final : public Device {
   std::vector<std::uint64_t> checksum(std::span<const ByteRange> ranges, StreamId stream, Deadline deadline,
                                       const StopFlag* stop) override;
   void quiesce(Deadline deadline) override;
+  void begin_work() noexcept override { ++working_; }
+  void end_work() noexcept override { --working_; }
 
  private:
+  // Counts as work in flight while it lives.
+  struct Working {
+    explicit Working(HostDevice& device) noexcept : device_(device) { device_.begin_work(); }
+    Working(const Working&) = delete;
+    Working& operator=(const Working&) = delete;
+    ~Working() { device_.end_work(); }
+    HostDevice& device_;
+  };
   struct Pages {
     int file;
     std::size_t size_bytes;
@@ -88,6 +102,7 @@ class HostDevice final : public Device {
   const std::string name_;
   const std::size_t granularity_bytes_;
   HostRegistry registry_;
+  std::atomic<std::size_t> working_{0};
   mutable std::mutex mutex_;
   PhysicalHandle next_handle_ = 1;
   Ranges reserved_;
@@ -264,6 +279,7 @@ void HostDevice::check_copy(const Copy& one) const {
 }
 
 void HostDevice::copy(std::span<const Copy> batch, StreamId) {
+  const Working working(*this);
   {
     const std::lock_guard<std::mutex> guard(mutex_);
     for (const Copy& one : batch) check_copy(one);
@@ -272,6 +288,7 @@ void HostDevice::copy(std::span<const Copy> batch, StreamId) {
 }
 
 void HostDevice::fill(Address at, std::uint8_t value, std::size_t size_bytes, StreamId) {
+  const Working working(*this);
   {
     const std::lock_guard<std::mutex> guard(mutex_);
     if (!is_mapped(at, size_bytes)) throw Misuse("fill: the range must be mapped device memory");
@@ -296,11 +313,20 @@ std::vector<std::uint64_t> HostDevice::checksum(std::span<const ByteRange> range
       throw Misuse("checksum: a range must be mapped device memory, or lie within one host buffer");
     }
   }
+  const Working working(*this);
   return checksum_in_place(ranges, deadline, stop);
 }
 
 void HostDevice::quiesce(Deadline deadline) {
-  if (Clock::now() > deadline) throw DeviceBusy(id() + " did not come to rest within the deadline");
+  for (;;) {
+    if (Clock::now() > deadline) {
+      throw DeviceBusy(device_text(*this) +
+                       " did not come to rest within the deadline: " + std::to_string(working_.load()) +
+                       " pieces of work are in flight; wait for them, or give more time");
+    }
+    if (working_.load() == 0) return;
+    std::this_thread::sleep_for(rest_polling);
+  }
 }
 
 }  // namespace
