@@ -110,7 +110,7 @@ def _answer_errors(app: FastAPI) -> None:
         )
 
     async def on_unreachable(request: Request, error: Exception) -> Response:
-        hint = "It is restarted by itself; repeat after the time in Retry-After."
+        hint = "Mend what is named, if anything is; a dead one restarts by itself. Repeat after Retry-After."
         headers = {"Retry-After": "5"}
         return problem(
             request, Problem(503, Code.COORDINATOR_UNREACHABLE, str(error), hint=hint, headers=headers)

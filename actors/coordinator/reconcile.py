@@ -93,10 +93,10 @@ class Reconciler:
             else:
                 if status.loaded:
                     survey.there[rank] = runtime.statuses[rank] = status
+                elif status.error:
+                    survey.silent[rank] = f"rank {rank} is not loaded: {status.error}"
                 else:
-                    survey.silent[rank] = (
-                        f"rank {rank} is not loaded{f': {status.error}' if status.error else ''}"
-                    )
+                    survey.loading[rank] = f"rank {rank} is not loaded yet"
 
         await asyncio.gather(*(ask(rank) for rank in range(len(runtime.ports))))
         patience_s = deadlines.load_s if survey.loading else deadlines.stage_s + deadlines.commit_s

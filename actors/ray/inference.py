@@ -74,7 +74,7 @@ class LeaderStream:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.lost = self.lost or "this front end is ending; repeat the request when it is back"
+        self.lost = self.lost or "this front end is ending; repeat the request when it is back."
         self._lose("")
         with contextlib.suppress(RayError):
             self._handle.detach.remote(self.front_end)

@@ -35,7 +35,7 @@ async def metrics(request: Request) -> Response:
     """Prometheus metrics. When the coordinator is silent, what this process knows by itself."""
     context = context_of(request)
     try:
-        async with asyncio.timeout(context.probe_timeout_s):
+        async with asyncio.timeout(context.metrics_timeout_s):
             context.metrics.show_models(await context.control.models(detail=True))
             context.metrics.count_operations(await context.control.operations(None, _LISTED_OPERATIONS))
     except Exception:  # an unreachable cluster must not take the front end's own metrics away

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service_fakes import MemoryInference
 from service_rig import Rig, app_over, client_of, config_of
 
+from torpor.actors.coordinator.memory import Fault
 from torpor.actors.ports import ControlUnreachable
 
 MIB = 1 << 20
@@ -87,6 +88,14 @@ async def test_memory_state_and_free_bytes_follow_a_sleep(wide_rig: Rig) -> None
     assert after[at("model_state", model="chat", state="awake")] == 0
     assert after[at("model_state", model="chat", state="asleep")] == 1
     assert (after[at("gate_open", model="chat")], after[at("gate_open", model="draft")]) == (0, 1)
+
+
+async def test_a_silent_rank_does_not_take_the_other_numbers_away(wide_rig: Rig) -> None:
+    """A listing waits for it for some seconds; metrics are wanted most just then."""
+    wide_rig.rank("chat", 1).fault("status", Fault.HANG, 100)
+    samples = await scrape(wide_rig)
+    assert samples[at("model_state", model="chat", state="awake")] == 1
+    assert samples[at("gate_open", model="draft")] == 1
 
 
 async def test_operations_count_once_however_often_they_are_scraped(rig: Rig) -> None:

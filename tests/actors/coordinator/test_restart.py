@@ -263,6 +263,22 @@ def test_a_rank_that_never_answers_again_does_not_keep_operations_open(rig: Rig)
     rig.run(story)
 
 
+def test_a_coordinator_that_dies_while_a_large_model_loads_gives_it_its_whole_time(rig: Rig) -> None:
+    """M6: loading may take deadlines.load_s, far longer than a silent rank is waited for."""
+
+    async def story() -> None:
+        rig.chat[1].loaded = False
+        await rig.restart()
+        await asyncio.sleep(0.75 * rig.config.deadlines.load_s)
+        view = (await rig.coordinator.models())[0]
+        assert view.state is ModelState.RECOVERING and "rank 1 is not loaded yet" in view.error
+        rig.chat[1].loaded = True
+        await asyncio.sleep(60.0)
+        assert (await rig.coordinator.models())[0].state is ModelState.AWAKE
+
+    rig.run(story)
+
+
 def test_a_rank_whose_engine_has_stopped_is_found_at_the_start(rig: Rig) -> None:
     async def story() -> None:
         rig.chat[1].error = "the engine has stopped"
