@@ -152,7 +152,8 @@ def test_a_kernel_still_running_is_waited_for_and_past_the_deadline_nothing_has_
     ledger = Ledger(device)
     region = ledger.create_region("weights", 256 * MIB)
     tensor = torch.from_dlpack(region)
-    tensor.fill_(7)
+    tensor.fill_(6).add_(1)  # also loads the kernels: a load waits for all that runs
+    torch.cuda._sleep(1000)
     torch.cuda.synchronize()
     free = driver_free_bytes()
     side = torch.cuda.Stream()
@@ -161,6 +162,7 @@ def test_a_kernel_still_running_is_waited_for_and_past_the_deadline_nothing_has_
         torch.cuda._sleep(int(2.0 * torch.cuda.get_device_properties(0).clock_rate * 1000))
         tensor.add_(1)
     plan = ledger.preflight("sleep", "s")
+    assert not side.query(), "nothing runs: nothing would be tested"
     with pytest.raises(DeviceBusy):
         ledger.stage(plan, 0.3)
     assert time.monotonic() - began < 1.5, "the deadline was not kept"
