@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from native.kv_walk import Walk
+from support.kv_walk import Walk
 
 STEPS = 5_000
 LONG_STEPS = 1_000_000
