@@ -63,7 +63,8 @@ class Result:
         record = {
             "id": self.id,
             "date": time.strftime("%Y-%m-%d"),
-            "commit": command("git", "rev-parse", "--short", "HEAD"),
+            # A copy without its history says by TORPOR_COMMIT which commit it is of.
+            "commit": command("git", "rev-parse", "--short", "HEAD") or os.environ.get("TORPOR_COMMIT", ""),
             "machine": machine(),
             "rows": self.rows(),
             "notes": self.notes,
