@@ -220,8 +220,9 @@ class Driver:
         return self._capped(self._deadlines.drain_s if asked_s is None else asked_s)
 
     def _lease_s(self) -> float:
-        """Long enough for the drain, the wait for the devices' locks, and the call to stage."""
-        return self._drain_s() + self._deadlines.stage_s + 2 * GRACE_S
+        """Longer than all deadlines from here to the end of an abort: a follower may be staged until then."""
+        deadlines = self._deadlines
+        return self._drain_s() + deadlines.stage_s + self._stage_s() + 2 * deadlines.commit_s + 4 * GRACE_S
 
     def _stage_s(self) -> float:
         plans = [slot.plan for slot in self.machine.slots if slot.plan is not None]

@@ -26,8 +26,9 @@ def judge(operation: str, decided: bool, statuses: Mapping[int, RankStatus]) -> 
     ours = [status for status in statuses.values() if status.operation == operation]
     if any(status.ledger_phase in _COMMITTING or status.ledger_phase is LedgerPhase.IDLE for status in ours):
         return Judgement.FORWARD
-    staged = any(status.ledger_phase is LedgerPhase.STAGED for status in ours)
-    return Judgement.FORWARD if decided and staged else Judgement.ABORT
+    # A rank that has nothing staged was told to abort: the writing was called failed, and is there all the same.
+    staged = len(ours) == len(statuses) and all(status.ledger_phase is LedgerPhase.STAGED for status in ours)
+    return Judgement.FORWARD if decided and ours and staged else Judgement.ABORT
 
 
 def in_doubt(statuses: Mapping[int, RankStatus]) -> list[str]:

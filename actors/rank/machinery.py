@@ -124,7 +124,9 @@ class Machinery:
     def abort(self, tx: Transaction) -> None:
         """Take a stage back, where this operation has one. Raises Misuse after its commit has begun."""
         status = self.ledger.status()
-        if status["phase"] != "idle" and status["operation"] == tx.operation:
+        if status["phase"] != "idle":
+            if status["operation"] != tx.operation:
+                return  # an abort that comes late must not set the engine going under another operation's stage
             self.ledger.abort()
         self._settle()
 

@@ -47,6 +47,8 @@ class Phases:
         self._epoch = epoch
         self._transactions = Transactions()
         self._turn = asyncio.Lock()
+        # The last operation with a preflight here: a late drain of one before must not overtake it.
+        self._planned = ""
 
     @property
     def epoch(self) -> int:
@@ -57,6 +59,7 @@ class Phases:
             tx.request = request
             planned = await asyncio.to_thread(self._machinery.plan, call.operation, request)
             tx.plan = planned.plan
+            self._planned = call.operation
             return self._reply(call, planned.refusals, **planned.numbers)
 
         return await self._once(call, work)
@@ -65,6 +68,8 @@ class Phases:
         async def work(tx: Transaction, call: PhaseCall) -> PhaseReply:
             if self._leader is None:
                 return self._reply(call)
+            if tx.said_yes(Phase.PREFLIGHT) and self._planned != call.operation:
+                return self._refused(call, "another operation began here since; start this one again")
             return await self._drain(self._leader, call, spec, timeout_s, lease_s)
 
         # Not remembered: a drain that is asked for again closes again, and begins a new lease.

@@ -369,6 +369,7 @@ PUBLISHED, OTHER = (LedgerPhase.IDLE, "op"), (LedgerPhase.STAGED, "another")
         ([STAGED, IDLE], False, Judgement.ABORT),
         ([STAGED, STAGED], False, Judgement.ABORT),
         ([STAGED, STAGED], True, Judgement.FORWARD),
+        ([STAGED, IDLE], True, Judgement.ABORT),  # an abort had begun
         ([STAGED, COMMITTED], True, Judgement.FORWARD),
         ([STAGED, COMMITTED], False, Judgement.FORWARD),
         ([STAGED, COMMITTING], False, Judgement.FORWARD),
