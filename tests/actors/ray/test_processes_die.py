@@ -156,6 +156,22 @@ async def test_a_killed_front_end_frees_the_places_of_all_its_clients(make_torpo
     assert (await torpor.sleep()).state is OperationState.SUCCEEDED
 
 
+async def test_a_front_end_that_ends_tells_its_streams_and_frees_their_places(
+    make_torpor: MakeTorpor,
+) -> None:
+    """G3, G4: what a signal to the service comes to; nobody is told that the leader has died."""
+    torpor = await make_torpor().loaded()
+    inference = torpor.new_front_end()
+    streams = [asyncio.create_task(read(inference, request(100_000))) for _ in range(3)]
+    await torpor.until(lambda view: view.ranks[0].live_sequences == 3)
+    await asyncio.sleep(0.3)  # each has begun to read
+    await inference.close()
+    for events in await asyncio.gather(*streams):
+        assert events[-1].finish_reason is FinishReason.ERROR
+        assert events[-1].error == "this front end is ending; repeat the request when it is back."
+    await torpor.until(lambda view: view.ranks[0].live_sequences == 0)
+
+
 async def test_a_front_end_that_was_taken_for_dead_ends_its_streams_and_connects_anew(
     make_torpor: MakeTorpor,
 ) -> None:
