@@ -43,6 +43,7 @@ class ScarceDevice final : public torpor::Device {
  public:
   explicit ScarceDevice(std::shared_ptr<Device> inner) : inner_(std::move(inner)) {}
   std::atomic<std::size_t> host_free_bytes{SIZE_MAX / 2};
+  std::vector<torpor::ByteRange> last_summed;  // what the last checksum was asked for
 
   torpor::DeviceKind kind() const noexcept override { return inner_->kind(); }
   std::string id() const override { return inner_->id(); }
@@ -82,6 +83,7 @@ class ScarceDevice final : public torpor::Device {
   }
   std::vector<std::uint64_t> checksum(std::span<const torpor::ByteRange> ranges, torpor::StreamId stream,
                                       torpor::Deadline deadline, const torpor::StopFlag* stop) override {
+    last_summed.assign(ranges.begin(), ranges.end());
     return inner_->checksum(ranges, stream, deadline, stop);
   }
   void quiesce(torpor::Deadline deadline) override { inner_->quiesce(deadline); }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <string>
 
+#include "torpor/errors.hpp"
 #include "torpor/kv/kv_manager.hpp"
 
 namespace torpor::kv {
@@ -82,6 +83,11 @@ std::size_t KvManager::saved_bytes() const noexcept {
   return bytes;
 }
 
+bool KvManager::can_verify(Action action) const noexcept {
+  const std::lock_guard guard(mutex_);
+  return action == Action::sleep || sums_.recorded();
+}
+
 void KvManager::stage_sleep(const Item& item, UndoStack& undo, StageContext& context) {
   std::vector<std::vector<PageMove>> moves(caches_.size());
   {
@@ -94,9 +100,17 @@ void KvManager::stage_sleep(const Item& item, UndoStack& undo, StageContext& con
       if (!parked_ && preserves(item.mode)) moves[group] = caches_[group].plan_save();
     }
   }
+  const Limits limits{context.deadline, context.stop};
+  const bool records = context.verify && !parked_ && preserves(item.mode);
+  if (records) sums_.begin();
   for (std::size_t group = 0; group < caches_.size(); ++group) {
-    context.moved_bytes += move_pages(*device_, StreamId::out, std::move(moves[group]),
-                                      caches_[group].page_bytes(), {context.deadline, context.stop});
+    PageCache& cache = caches_[group];
+    if (records) {
+      sums_.record(*device_, moves[group], cache.page_bytes(), limits);
+      sums_.record(*device_, cache.host_tier(), limits);
+    }
+    context.moved_bytes +=
+        move_pages(*device_, StreamId::out, std::move(moves[group]), cache.page_bytes(), limits);
   }
 }
 
@@ -105,6 +119,7 @@ void KvManager::undo_sleep() noexcept {
   for (PageCache& cache : caches_) {
     if (!parked_) cache.drop_saved();
   }
+  if (!parked_) sums_.clear();
   stage_ = Stage::none;
   close_pending();
 }
@@ -134,6 +149,7 @@ void KvManager::lose_contents(bool zero) noexcept {
   begin_epoch();
   for (auto& [id, record] : sequences_) record->contents_lost |= record->has_pages();
   forget_all();
+  sums_.clear();
   for (PageCache& cache : caches_) cache.discard(zero);
 }
 
@@ -154,10 +170,17 @@ void KvManager::stage_wake(const Item&, UndoStack& undo, StageContext& context) 
     zero = mode_ == RestoreMode::memset;
   }
   for (std::size_t group = 0; group < caches_.size(); ++group) {
-    const PageCache& cache = caches_[group];
+    PageCache& cache = caches_[group];
     if (zero) zero_range(*device_, cache.gpu().base(), cache.gpu().size_bytes(), limits);
-    context.moved_bytes +=
-        move_pages(*device_, StreamId::in, std::move(moves[group]), cache.page_bytes(), limits);
+    context.moved_bytes += move_pages(*device_, StreamId::in, moves[group], cache.page_bytes(), limits);
+    if (!sums_.same(*device_, moves[group], cache.page_bytes(), limits) ||
+        !sums_.same(*device_, cache.host_tier(), limits)) {
+      throw ContentsCorrupt(
+          "pages of '" + spec_.tag +
+              "' are not what went to sleep; the saved copies are kept: try the wake again, "
+              "or put the tag to sleep with restore mode none and compute them anew",
+          spec_.tag);
+    }
   }
   const std::lock_guard guard(mutex_);
   write_tables();
@@ -189,6 +212,7 @@ void KvManager::publish() noexcept {
 
 void KvManager::publish_wake() noexcept {
   for (PageCache& cache : caches_) cache.drop_saved();
+  sums_.clear();
   stage_ = Stage::none;
 }
 

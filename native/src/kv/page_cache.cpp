@@ -104,6 +104,15 @@ void PageCache::discard(bool zero) noexcept {
   host_.trim();
 }
 
+std::vector<ByteRange> PageCache::host_tier() {
+  std::vector<ByteRange> pages;
+  for (const Page& page : pages_.all()) {
+    if (page.status == Status::unused || page.tier != Tier::host || !page.place) continue;
+    pages.push_back({host_.address(page.place), page_bytes_});
+  }
+  return pages;
+}
+
 std::size_t PageCache::pages_in(Tier tier) const noexcept {
   return in_tier_[static_cast<std::size_t>(tier)];
 }

@@ -23,6 +23,7 @@
 #include "torpor/kv/events.hpp"
 #include "torpor/kv/layout.hpp"
 #include "torpor/kv/page_cache.hpp"
+#include "torpor/kv/page_sums.hpp"
 #include "torpor/kv/prefix_match.hpp"
 #include "torpor/kv/sequence.hpp"
 #include "torpor/participant.hpp"
@@ -101,6 +102,7 @@ class KvManager final : public Participant,
   [[nodiscard]] Usage usage() const override;
   [[nodiscard]] Item plan_sleep(RestoreMode mode) const override;
   [[nodiscard]] Item plan_wake() const override;
+  [[nodiscard]] bool can_verify(Action action) const noexcept override;
   void stage_sleep(const Item& item, UndoStack& undo, StageContext& context) override;
   void stage_wake(const Item& item, UndoStack& undo, StageContext& context) override;
   std::size_t commit_sleep() override;
@@ -187,6 +189,7 @@ class KvManager final : public Participant,
   std::uint64_t epoch_ = 0;
   std::uint64_t lookup_tokens_ = 0;
   std::uint64_t hits_tokens_ = 0;
+  PageSums sums_;  // of a sleep with checksums, until its wake is over
   Stage stage_ = Stage::none;
   RestoreMode staged_mode_ = RestoreMode::none;
   RestoreMode mode_ = RestoreMode::none;  // in force while parked

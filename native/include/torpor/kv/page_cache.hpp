@@ -103,6 +103,8 @@ class PageCache final {
   [[nodiscard]] std::size_t page_bytes() const noexcept { return page_bytes_; }
   [[nodiscard]] GpuPool& gpu() noexcept { return gpu_; }
   [[nodiscard]] const GpuPool& gpu() const noexcept { return gpu_; }
+  // Where the pages of the host tier lie, those without contents left out.
+  [[nodiscard]] std::vector<ByteRange> host_tier();
   [[nodiscard]] HostStore& host() noexcept { return host_; }
   [[nodiscard]] const HostStore& host() const noexcept { return host_; }
 

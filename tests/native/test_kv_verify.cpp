@@ -1,0 +1,115 @@
+// K13 for the KV cache: pages of every tier are checked before a wake is over.
+#include "kv_world.hpp"
+
+using namespace kv_rig;
+using torpor::Action;
+using torpor::ContentsCorrupt;
+using torpor::RestoreMode;
+
+namespace {
+
+torpor::Plan verified(Rig& rig, Action kind, RestoreMode mode = RestoreMode::pinned) {
+  torpor::Request request{.kind = kind, .operation = "op", .tags = {}, .restore = {}};
+  if (kind == Action::sleep) request.restore = {{"kv_cache", mode}};
+  request.verify = true;
+  return rig.ledger->preflight(request);
+}
+
+}  // namespace
+
+CASE("a verified sleep and wake bring everything back, again and again (K13, K3)") {
+  World world = mixed_world();
+  for (int round = 0; round < 3; ++round) {
+    world.rig->run(verified(*world.rig, Action::sleep));
+    world.rig->run(verified(*world.rig, Action::wake));
+    is_whole(world);
+  }
+  contents_are_whole(world);
+}
+
+CASE("a flipped byte of a saved page fails the wake, names the tag, and the cache stays asleep (K13)") {
+  World world = mixed_world();
+  Rig& rig = *world.rig;
+  rig.device->corrupt_copy(1);
+  rig.run(verified(rig, Action::sleep));
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const auto plan = verified(rig, Action::wake);
+    CHECK(plan.refusals.empty());
+    try {
+      (void)rig.ledger->stage(plan, std::chrono::seconds(20));
+      check::fail(__FILE__, __LINE__, "not noticed");
+    } catch (const ContentsCorrupt& error) {
+      CHECK(error.tag == "kv_cache");
+    }
+    CHECK(rig.kv->parked() && rig.free_bytes() == world.free_bytes + pool_bytes);
+  }
+  rig.sleep(RestoreMode::none);  // the way out that the message names
+  rig.wake();
+  CHECK(!rig.kv->parked() && world.active.handle->contents_lost());
+}
+
+CASE("a page that goes wrong on the way back fails the wake, and the next one is right (K13, F26)") {
+  World world = mixed_world();
+  Rig& rig = *world.rig;
+  rig.run(verified(rig, Action::sleep));
+  rig.device->corrupt_copy(1);
+  CHECK_THROWS(ContentsCorrupt, rig.ledger->stage(verified(rig, Action::wake), std::chrono::seconds(20)));
+  rig.run(verified(rig, Action::wake));
+  is_whole(world);
+  contents_are_whole(world);
+}
+
+CASE("a page of the host tier that changes while asleep is noticed too (K13)") {
+  World world = mixed_world();
+  Rig& rig = *world.rig;
+  rig.run(verified(rig, Action::sleep));
+  CHECK(rig.scarce->last_summed.size() == 2);  // the two pages of the host tier
+  *reinterpret_cast<std::uint8_t*>(rig.scarce->last_summed[1].at + 11) ^= 1U;
+  CHECK_THROWS(ContentsCorrupt, rig.ledger->stage(verified(rig, Action::wake), std::chrono::seconds(20)));
+}
+
+CASE("without recorded checksums a verified wake is refused by name; a discarding sleep needs none (K13)") {
+  World world = mixed_world();
+  Rig& rig = *world.rig;
+  rig.sleep(RestoreMode::pinned);
+  CHECK(verified(rig, Action::wake).refusals.at(0).tag == "kv_cache");
+  rig.wake();
+  rig.run(verified(rig, Action::sleep, RestoreMode::none));
+  rig.run(verified(rig, Action::wake));
+  CHECK(!rig.kv->parked());
+}
+
+CASE("any device call of a verified sleep or wake may fail, and nothing is lost (M3, K13)") {
+  for (const Action kind : {Action::sleep, Action::wake}) {
+    int faults = 0;
+    for (std::uint64_t k = 1;; ++k) {
+      World world = mixed_world();
+      Rig& rig = *world.rig;
+      if (kind == Action::wake) rig.run(verified(rig, Action::sleep));
+      const auto plan = verified(rig, kind);
+      const std::size_t free_before = rig.free_bytes();
+      rig.device->fail_at(k);
+      bool failed = false;
+      try {
+        (void)rig.ledger->stage(plan, std::chrono::seconds(20));
+      } catch (const torpor::DeviceError&) {
+        failed = true;
+      }
+      rig.device->fail_at(0);
+      if (failed) {
+        CHECK(rig.free_bytes() == free_before && rig.kv->parked() == (kind == Action::wake));
+        (void)rig.ledger->stage(plan, std::chrono::seconds(20));
+      }
+      (void)rig.ledger->commit();
+      rig.ledger->publish();
+      if (kind == Action::sleep) rig.run(verified(rig, Action::wake));
+      is_whole(world);
+      contents_are_whole(world);
+      if (!failed) break;
+      ++faults;
+    }
+    CHECK(faults >= 5);
+  }
+}
+
+TEST_MAIN()
