@@ -36,6 +36,7 @@ def test_a_random_walk_finds_every_page_as_the_model_has_it_k3_k11(roomy: bool) 
 
 
 @pytest.mark.long
+@pytest.mark.timeout(4 * 3600)
 def test_a_million_random_steps_find_every_page_as_the_model_has_it_k3_k11() -> None:
     seed = random.SystemRandom().randrange(1 << 30)
     steps = int(os.environ.get("TORPOR_WALK_STEPS", LONG_STEPS)) // 2
