@@ -60,7 +60,6 @@ class Coordinator:
         new_id: Callable[[], str] = new_operation_id,
     ) -> None:
         self.config = config
-        self.epoch = 0
         self.feed = Feed()
         self._journal = journal
         self._now = now
@@ -74,11 +73,18 @@ class Coordinator:
         self._execution = Execution(config, journal, self._models, self.feed, host_limit_bytes, now)
         self._reconciler = Reconciler(config, journal, self._execution, now)
 
+    @property
+    def epoch(self) -> int:
+        """0 before `start`. It rises later where a rank turns up that has seen a higher one."""
+        return self._execution.epoch
+
     # --- life ---
 
     async def start(self) -> None:
         """A new epoch; then settle whatever the last coordinator left of the models attached so far."""
-        self.epoch = self._execution.epoch = self.feed.epoch = await self._journal.next_epoch()
+        # A journal that is new starts at 1 again, and the ranks would refuse all that this coordinator asks for.
+        await self._execution.raise_epoch(await self._highest_epoch())
+        self.feed.epoch = self.epoch
         for name, published in (await self._journal.published()).items():
             if name in self._models:
                 self._models[name].published = published
@@ -93,6 +99,11 @@ class Coordinator:
         runtime.ports = sorted(ports, key=lambda port: port.rank)
         if self.epoch:
             await self._settle(runtime)
+
+    async def _highest_epoch(self) -> int:
+        """That any attached rank has seen; who does not answer now is asked again when its model is settled."""
+        asked = [self._status(runtime, port) for runtime in self._models.values() for port in runtime.ports]
+        return max((status.epoch for status in await asyncio.gather(*asked)), default=0)
 
     async def fail(self, model: str, reason: str) -> None:
         """Something outside has seen that this model cannot serve, e.g. that its loading failed."""

@@ -51,6 +51,10 @@ class Execution:
         self._now = now
         self._device_locks: dict[Place, asyncio.Lock] = {}
 
+    async def raise_epoch(self, above: int) -> None:
+        """A new epoch, from the journal: higher than `above` and than every one before it."""
+        self.epoch = max(self.epoch, await self._journal.next_epoch(above))
+
     async def run(self, runtime: ModelRuntime, run: Run) -> None:
         """From waiting for its turn to the journaled outcome."""
         refusal = await self._take_turn(runtime, run)

@@ -68,9 +68,9 @@ class Journal:
         await loop.run_in_executor(self._writer, self._close)
         self._writer.shutdown(wait=False)
 
-    async def next_epoch(self) -> int:
-        """Higher than that of every start before."""
-        return await self._run(Journal._next_epoch)
+    async def next_epoch(self, above: int = 0) -> int:
+        """Higher than that of every start before, and than `above`; it is on the disk when this returns."""
+        return await self._run(Journal._next_epoch, above)
 
     async def begin(self, operation: Operation, request: OperationRequest, now: float) -> None:
         """The operation, and its idempotency key with it."""
@@ -180,9 +180,9 @@ class Journal:
     def _meta(self, key: str) -> str:
         return str(self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0])
 
-    def _next_epoch(self) -> int:
+    def _next_epoch(self, above: int) -> int:
         with _Transaction(self._db):
-            epoch = int(self._meta("epoch")) + 1
+            epoch = max(int(self._meta("epoch")), above) + 1
             self._db.execute("UPDATE meta SET value = ? WHERE key = 'epoch'", (str(epoch),))
         return epoch
 

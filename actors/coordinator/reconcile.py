@@ -66,6 +66,11 @@ class Reconciler:
         runtime.ready.clear()
         finished: list[Operation] = []
         survey = await self._survey(runtime, waited_s)
+        highest = max((status.epoch for status in survey.there.values()), default=0)
+        if highest > self._execution.epoch:
+            # Told by a rank that was silent when this coordinator took its epoch.
+            await self._execution.raise_epoch(highest)
+            survey = await self._survey(runtime, waited_s)
         if not survey.open_questions:
             finished = await self._settle_operations(runtime, survey)
             survey = await self._survey(runtime, waited_s)

@@ -330,6 +330,38 @@ def test_the_epoch_rises_and_ranks_refuse_the_old_one(rig: Rig) -> None:
     rig.run(story)
 
 
+def test_a_new_journal_takes_an_epoch_above_all_that_ranks_have_seen(rig: Rig) -> None:
+    """M6: else ranks would refuse the coordinator for ever, and never the old one's late calls."""
+
+    async def story() -> None:
+        for _ in range(3):
+            await rig.restart()
+        await rig.do(SLEEP)
+        seen = max(rank.epoch for rank in rig.chat)
+        await lose_journal(rig)
+        assert rig.coordinator.epoch > seen
+        assert (await rig.do(WAKE)).state is OperationState.SUCCEEDED
+        taken = rig.coordinator.epoch
+        await rig.restart()
+        assert rig.coordinator.epoch > taken, "the journal has kept it"
+
+    rig.run(story)
+
+
+def test_a_rank_that_is_silent_at_the_start_and_has_seen_more_raises_the_epoch_later(rig: Rig) -> None:
+    async def story() -> None:
+        await rig.stop()
+        for rank in rig.chat:
+            rank.epoch = 70
+            rank.fault("status", Fault.HANG, 2)
+        await rig.start()
+        await asyncio.sleep(60.0)
+        assert rig.coordinator.epoch > 70
+        assert (await rig.do(SLEEP)).state is OperationState.SUCCEEDED
+
+    rig.run(story)
+
+
 # --- the table itself ---
 
 
