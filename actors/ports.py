@@ -59,8 +59,11 @@ class RankPort(Protocol):
 
     async def commit(self, call: PhaseCall) -> PhaseReply: ...
 
-    async def abort(self, call: PhaseCall) -> PhaseReply:
-        """Takes preflight, drain and stage back: memory as before; the gate as before the operation."""
+    async def abort(self, call: PhaseCall, lost: bool = False) -> PhaseReply:
+        """Takes preflight, drain and stage back: memory as before; the gate as before the operation.
+
+        lost: another rank is, so that the leader's gate is closed for good instead (`failed`).
+        """
 
     async def publish(self, call: PhaseCall) -> PhaseReply:
         """Ends the transaction; the leader opens its gate if nothing is parked, paused or undefined."""

@@ -20,7 +20,7 @@ from torpor.actors.coordinator.steps import (
     Step,
     Told,
 )
-from torpor.actors.messages import PhaseCall, PhaseReply, RankStatus, Refusal, RejectCode
+from torpor.actors.messages import OperationState, PhaseCall, PhaseReply, RankStatus, Refusal, RejectCode
 from torpor.actors.ports import RankPort, RankUnreachable
 
 GRACE_S = 2.0  # for an answer to come in after the rank's own deadline
@@ -186,7 +186,8 @@ class Driver:
             case Action.CALL_PUBLISH:
                 return port.publish(call)
             case Action.CALL_ABORT:
-                return port.abort(call)
+                # A model that is lost must not be let in again, not even until someone else closes its gate.
+                return port.abort(call, self.machine.verdict is OperationState.FAILED)
             case _:
                 raise AssertionError(f"{action} calls no rank")
 

@@ -57,16 +57,25 @@ class MemoryGate:
         if self.holder != operation:
             self.put_back(self.holder)
             self.holder, self.before = operation, (self.open, self.reason)
-        self.open, self.reason = False, reason
+        self._set(False, reason)
 
     def put_back(self, operation: str | None) -> None:
         """What another operation did is not this one's to undo."""
         if self.holder is not None and self.holder == operation:
-            self.open, self.reason = self.before
+            self._set(*self.before)
             self.holder = None
 
     def settle(self, reason: GateReason | None) -> None:
-        self.holder, self.open, self.reason = None, reason is None, reason
+        self.holder = None
+        self._set(reason is None, reason)
+
+    def fail(self) -> None:
+        """Closed for good."""
+        self.open, self.reason = False, GateReason.FAILED
+
+    def _set(self, is_open: bool, reason: GateReason | None) -> None:
+        if self.reason is not GateReason.FAILED:
+            self.open, self.reason = is_open, reason
 
 
 @dataclass(eq=False)
@@ -97,7 +106,7 @@ class MemoryRank:
     def die(self) -> None:
         """The process ends, and the kernel takes its memory."""
         self.dead = True
-        self.gate.open, self.gate.reason = False, GateReason.FAILED
+        self.gate.fail()
         self.ledger.drop_everything()
 
     async def status(self) -> RankStatus:
@@ -123,8 +132,8 @@ class MemoryRank:
     async def commit(self, call: PhaseCall) -> PhaseReply:
         return await self._phase("commit", call, lambda: self.ledger.commit(call))
 
-    async def abort(self, call: PhaseCall) -> PhaseReply:
-        return await self._phase("abort", call, lambda: self._aborted(call))
+    async def abort(self, call: PhaseCall, lost: bool = False) -> PhaseReply:
+        return await self._phase("abort", call, lambda: self._aborted(call, lost))
 
     async def publish(self, call: PhaseCall) -> PhaseReply:
         return await self._phase("publish", call, lambda: self._published(call))
@@ -176,7 +185,9 @@ class MemoryRank:
             self.gate.close(call.operation, GateReason.SLEEPING if kind is Kind.SLEEP else GateReason.WAKING)
         return reply
 
-    def _aborted(self, call: PhaseCall) -> PhaseReply:
+    def _aborted(self, call: PhaseCall, lost: bool) -> PhaseReply:
+        if lost:
+            self.gate.fail()
         reply = self.ledger.abort(call)
         if reply.ok:
             self.gate.put_back(call.operation)

@@ -92,8 +92,8 @@ class RankActor:
         return await self._core.commit(call)
 
     @in_group("control")
-    async def abort(self, call: PhaseCall) -> PhaseReply:
-        return await self._core.abort(call)
+    async def abort(self, call: PhaseCall, lost: bool = False) -> PhaseReply:
+        return await self._core.abort(call, lost)
 
     @in_group("control")
     async def publish(self, call: PhaseCall) -> PhaseReply:

@@ -136,8 +136,8 @@ class RankCore:
     async def commit(self, call: PhaseCall) -> PhaseReply:
         return await self._phases.commit(call) if self._phases else self._not_loaded(call)
 
-    async def abort(self, call: PhaseCall) -> PhaseReply:
-        return await self._phases.abort(call) if self._phases else self._not_loaded(call)
+    async def abort(self, call: PhaseCall, lost: bool = False) -> PhaseReply:
+        return await self._phases.abort(call, lost) if self._phases else self._not_loaded(call)
 
     async def publish(self, call: PhaseCall) -> PhaseReply:
         return await self._phases.publish(call) if self._phases else self._not_loaded(call)

@@ -88,9 +88,11 @@ class Phases:
     async def publish(self, call: PhaseCall) -> PhaseReply:
         return await self._once(call, self._publish)
 
-    async def abort(self, call: PhaseCall) -> PhaseReply:
+    async def abort(self, call: PhaseCall, lost: bool = False) -> PhaseReply:
         if (stale := self._check_epoch(call)) is not None:
             return stale
+        if lost and self._leader is not None:
+            self._leader.fail("another rank of this model is lost")  # first: no release below opens it then
         tx = self._transactions.get(call.operation)
         if not (tx.said_yes(Phase.COMMIT) or Phase.COMMIT in tx.running):
             tx.aborting = True

@@ -49,8 +49,8 @@ class RayRankPort:
     async def commit(self, call: PhaseCall) -> PhaseReply:
         return cast(PhaseReply, await self._call("commit", call))
 
-    async def abort(self, call: PhaseCall) -> PhaseReply:
-        return cast(PhaseReply, await self._call("abort", call))
+    async def abort(self, call: PhaseCall, lost: bool = False) -> PhaseReply:
+        return cast(PhaseReply, await self._call("abort", call, lost))
 
     async def publish(self, call: PhaseCall) -> PhaseReply:
         return cast(PhaseReply, await self._call("publish", call))

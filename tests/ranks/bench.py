@@ -73,8 +73,8 @@ class Bench:
     async def publish(self, operation: str = "op") -> PhaseReply:
         return await self.core.publish(self.call(Phase.PUBLISH, operation))
 
-    async def abort(self, operation: str = "op") -> PhaseReply:
-        return await self.core.abort(self.call(Phase.STAGE, operation))
+    async def abort(self, operation: str = "op", lost: bool = False) -> PhaseReply:
+        return await self.core.abort(self.call(Phase.STAGE, operation), lost)
 
     async def until_staged(self, request: OperationRequest, operation: str = "op") -> None:
         assert (await self.preflight(request, operation)).ok

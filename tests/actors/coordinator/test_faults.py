@@ -139,6 +139,8 @@ def test_a_death_before_the_decision_fails_the_model_and_frees_what_was_staged(
         for other in rig.chat:
             assert other.dead or (other.ledger.phase is LedgerPhase.IDLE and not other.ledger.parked)
             assert not other.ledger.kept
+        assert not rig.gate_open(), "nobody may be let in, not even until the watch sees it"
+        assert rig.chat[0].gate.reason is GateReason.FAILED
         assert (await rig.coordinator.model("chat")).state is ModelState.FAILED
         assert rig.coordinator.reserved_bytes() == 0
 
@@ -170,6 +172,7 @@ def test_a_stage_that_cannot_be_taken_back_fails_the_model(rig: Rig) -> None:
         operation = await rig.do(SLEEP)
         assert (operation.state, operation.code) == (OperationState.FAILED, RejectCode.RANK_FAILED)
         assert operation.ranks[2].outcome is RankOutcome.UNKNOWN
+        assert not rig.gate_open()
 
     rig.run(story)
 

@@ -167,6 +167,27 @@ async def test_a_stage_that_fails_leaves_everything_as_it_was(bench: Bench) -> N
     await bench.whole(sleep(), "retry")
 
 
+async def test_an_abort_for_a_rank_that_is_lost_gives_the_memory_back_and_keeps_the_gate_closed(
+    bench: Bench,
+) -> None:
+    """M3, G1: without the others nobody is served, so nobody may be let in."""
+    seen: list[bool] = []
+    release = bench.core._leader.gate.release  # type: ignore[union-attr]
+
+    def watched(operation: str) -> None:
+        release(operation)
+        seen.append(bench.core._leader.gate.reason is GateReason.FAILED)  # type: ignore[union-attr]
+
+    bench.core._leader.gate.release = watched  # type: ignore[union-attr, method-assign]
+    await bench.until_staged(sleep())
+    assert (await bench.abort(lost=True)).ok
+    status = await bench.status()
+    assert (status.ledger_phase, status.gate_open) == (LedgerPhase.IDLE, False)
+    assert status.gate_reason is GateReason.FAILED and seen and all(seen)
+    assert (await bench.abort()).ok
+    assert (await bench.status()).gate_reason is GateReason.FAILED, "nothing opens it again"
+
+
 async def test_a_wake_without_room_says_what_it_needs_and_stays_asleep(
     bench: Bench, device_name: str
 ) -> None:
