@@ -15,6 +15,7 @@ from torpor.native._core import (
     cuda_device_count,
 )
 from torpor.native.errors import (
+    CodecRefused,
     ContentsCorrupt,
     DeviceBusy,
     DeviceError,
@@ -30,6 +31,7 @@ from torpor.native.ledger import Ledger
 
 __all__ = [
     "Buffer",
+    "CodecRefused",
     "ContentsCorrupt",
     "Device",
     "DeviceBusy",

@@ -180,8 +180,17 @@ class Ledger:
         name: str = "",
         restore: str = "none",
         seed: int | None = None,
+        disk_bytes: int = 0,
+        disk_path: str = "",
+        cold_gpu_bytes: int = 0,
+        codec: str = "identity",
     ) -> KvManager:
-        """A paged KV pool of at most gpu_bytes. dtype: float32, float16, bfloat16. seed: random slot order (tests)."""
+        """A paged KV pool of at most gpu_bytes. dtype: float32, float16, bfloat16. seed: random slot order (tests).
+
+        Pages that leave it fall into the tiers that there are: cold_gpu_bytes on the GPU, host_bytes, disk_bytes (in
+        an unlinked file in the folder disk_path; without one, in the ledger's). codec, of pages in those tiers:
+        identity, checked (with a checksum).
+        """
     def create_kv_cache(
         self,
         layers: SequenceOf[LayerSpec],
@@ -198,6 +207,10 @@ class Ledger:
         partial_blocks: bool = False,
         event_count: int = 1024,
         seed: int | None = None,
+        disk_bytes: int = 0,
+        disk_path: str = "",
+        cold_gpu_bytes: int = 0,
+        codec: str = "identity",
     ) -> KvManager:
         """A paged cache of layers of several kinds; `create_kv_manager` is the short form for K and V alone.
 
@@ -334,7 +347,9 @@ class KvManager:
 
         {slots, free_slots, locked_pages, held_pages, droppable_pages, host_pages, host_bytes, host_slots,
         sequences, prefix_tokens; since the start: lookup_tokens, hits_tokens, evicted_pages (for room),
-        forgotten_pages (with all prefixes), moved_out_pages, moved_in_pages}."""
+        forgotten_pages (with all prefixes), moved_out_pages, moved_in_pages,
+        moved_down_pages (from one cold tier into a colder one), cold_gpu_pages, cold_gpu_slots, disk_pages, disk_bytes,
+        disk_slots}."""
 
 class Sequence:
     """suspended ↔ active → closed."""

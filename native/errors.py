@@ -49,6 +49,10 @@ class DeviceError(TorporError):
         self.sticky = sticky
 
 
+class CodecRefused(TorporError):
+    """The codec of a cold tier would not encode or decode a page; the page is where it was."""
+
+
 class DeviceBusy(TorporError):
     """Work on the device did not end within the deadline."""
 

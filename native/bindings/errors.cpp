@@ -33,6 +33,8 @@ void translate(const std::exception_ptr& thrown, void*) {
     raise("ContentsCorrupt", error.what(), error.tag.c_str());
   } catch (const DeviceError& error) {
     raise("DeviceError", error.what(), error.call.c_str(), error.code, error.size_bytes, error.sticky);
+  } catch (const CodecRefused& error) {
+    raise("CodecRefused", error.what());
   } catch (const DeviceBusy& error) {
     raise("DeviceBusy", error.what());
   } catch (const Stopped& error) {

@@ -95,7 +95,22 @@ nb::dict stats(const KvManager& self) {
   row["forgotten_pages"] = now.forgotten_pages;
   row["moved_out_pages"] = now.moved_out_pages;
   row["moved_in_pages"] = now.moved_in_pages;
+  row["moved_down_pages"] = now.moved_down_pages;
+  row["cold_gpu_pages"] = now.cold_gpu_pages;
+  row["cold_gpu_slots"] = now.cold_gpu_slots;
+  row["disk_pages"] = now.disk_pages;
+  row["disk_bytes"] = now.disk_bytes;
+  row["disk_slots"] = now.disk_slots;
   return row;
+}
+
+void set_cold_tiers(kv::KvSpec& spec, const Ledger& ledger, std::size_t disk_bytes,
+                    const std::string& disk_path, std::size_t cold_gpu_bytes, const std::string& codec) {
+  spec.disk_bytes = disk_bytes;
+  spec.disk_path = disk_path;
+  if (disk_path.empty()) spec.disk_file = ledger.disk();
+  spec.cold_gpu_bytes = cold_gpu_bytes;
+  spec.codec = codec;
 }
 
 std::shared_ptr<KvManager> create_kv_manager(Ledger& self, std::size_t layers, std::size_t kv_heads,
@@ -103,7 +118,9 @@ std::shared_ptr<KvManager> create_kv_manager(Ledger& self, std::size_t layers, s
                                              std::size_t tokens_per_block, std::size_t gpu_bytes,
                                              std::size_t host_bytes, const std::string& tag,
                                              const std::string& name, const std::string& restore,
-                                             std::optional<std::uint64_t> seed) {
+                                             std::optional<std::uint64_t> seed, std::size_t disk_bytes,
+                                             const std::string& disk_path, std::size_t cold_gpu_bytes,
+                                             const std::string& codec) {
   kv::KvSpec spec;
   spec.layout = kv::Layout::uniform(layers, kv_heads, head_dim, kv::parse_dtype(dtype), tokens_per_block);
   spec.gpu_bytes = gpu_bytes;
@@ -112,6 +129,7 @@ std::shared_ptr<KvManager> create_kv_manager(Ledger& self, std::size_t layers, s
   spec.name = name;
   spec.restore = parse_restore_mode(restore);
   spec.seed = seed;
+  set_cold_tiers(spec, self, disk_bytes, disk_path, cold_gpu_bytes, codec);
   return released([&] {
     auto manager = KvManager::make(self.device(), self.host_pool(), std::move(spec));
     self.add(manager);
@@ -162,7 +180,7 @@ nb::dict events(const KvManager& self, std::uint64_t after) {
     row["tokens"] = event.tokens;
     if (event.kind == kv::EventKind::moved) {
       row["life_cycle"] = event.life_cycle;
-      row["tier"] = event.tier == kv::Tier::gpu ? "gpu" : "host";
+      row["tier"] = kv::to_string(event.tier);
     }
     rows.append(row);
   }
@@ -179,7 +197,9 @@ std::shared_ptr<KvManager> create_kv_cache(Ledger& self, const std::vector<kv::L
                                            const std::string& name, const std::string& restore,
                                            std::size_t sequence_tokens, std::size_t max_sequence_tokens,
                                            double max_utilisation, bool partial_blocks,
-                                           std::size_t event_count, std::optional<std::uint64_t> seed) {
+                                           std::size_t event_count, std::optional<std::uint64_t> seed,
+                                           std::size_t disk_bytes, const std::string& disk_path,
+                                           std::size_t cold_gpu_bytes, const std::string& codec) {
   kv::KvSpec spec;
   spec.layout = kv::Layout(layers, tokens_per_block);
   spec.gpu_bytes = gpu_bytes;
@@ -193,6 +213,7 @@ std::shared_ptr<KvManager> create_kv_cache(Ledger& self, const std::vector<kv::L
   spec.partial_blocks = partial_blocks;
   spec.event_count = event_count;
   spec.seed = seed;
+  set_cold_tiers(spec, self, disk_bytes, disk_path, cold_gpu_bytes, codec);
   return released([&] {
     auto manager = KvManager::make(self.device(), self.host_pool(), std::move(spec));
     self.add(manager);
@@ -287,11 +308,14 @@ void bind_kv(nb::module_& module, nb::class_<Ledger>& ledger) {
              nb::arg("gpu_bytes"), nb::arg("host_bytes") = 0, nb::kw_only(), nb::arg("tag") = "kv_cache",
              nb::arg("name") = "", nb::arg("restore") = "none", nb::arg("sequence_tokens") = 4096,
              nb::arg("max_sequence_tokens") = 0, nb::arg("max_utilisation") = 1.0,
-             nb::arg("partial_blocks") = false, nb::arg("event_count") = 1024, nb::arg("seed") = nb::none());
+             nb::arg("partial_blocks") = false, nb::arg("event_count") = 1024, nb::arg("seed") = nb::none(),
+             nb::arg("disk_bytes") = 0, nb::arg("disk_path") = "", nb::arg("cold_gpu_bytes") = 0,
+             nb::arg("codec") = "identity");
   ledger.def("create_kv_manager", &create_kv_manager, nb::arg("layers"), nb::arg("kv_heads"),
              nb::arg("head_dim"), nb::arg("dtype"), nb::arg("tokens_per_block"), nb::arg("gpu_bytes"),
              nb::arg("host_bytes") = 0, nb::kw_only(), nb::arg("tag") = "kv_cache", nb::arg("name") = "",
-             nb::arg("restore") = "none", nb::arg("seed") = nb::none());
+             nb::arg("restore") = "none", nb::arg("seed") = nb::none(), nb::arg("disk_bytes") = 0,
+             nb::arg("disk_path") = "", nb::arg("cold_gpu_bytes") = 0, nb::arg("codec") = "identity");
 }
 
 }  // namespace torpor

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -92,6 +93,25 @@ class ScarceDevice final : public torpor::Device {
   std::shared_ptr<Device> inner_;
 };
 
+// Every read and write is counted as a call of the device, and fails when that would.
+class CountedDisk final : public torpor::DiskFile {
+ public:
+  CountedDisk(std::shared_ptr<torpor::Device> device, std::size_t limit_bytes)
+      : DiskFile(std::filesystem::temp_directory_path().string(), limit_bytes), device_(std::move(device)) {}
+  void write(std::uint64_t offset, Address from, std::size_t size_bytes) override {
+    count();
+    DiskFile::write(offset, from, size_bytes);
+  }
+  void read(std::uint64_t offset, Address to, std::size_t size_bytes) override {
+    count();
+    DiskFile::read(offset, to, size_bytes);
+  }
+
+ private:
+  void count() { device_->quiesce(torpor::Clock::now() + std::chrono::seconds(30)); }
+  std::shared_ptr<torpor::Device> device_;
+};
+
 // One sequence and what its pages must hold.
 struct Tracked {
   std::shared_ptr<Sequence> handle;
@@ -122,6 +142,10 @@ struct Options {
   std::optional<std::uint64_t> seed{};
   std::size_t pool_bytes = 0;  // host memory kept between cycles
   std::size_t device_bytes = std::size_t{1} << 20;
+  std::size_t disk_slots = 0;
+  std::size_t disk_limit_bytes = SIZE_MAX;  // of the disk itself
+  std::size_t cold_gpu_slots = 0;
+  std::shared_ptr<const torpor::kv::Codec> codec = torpor::kv::make_codec("identity");
 };
 
 class Rig {
@@ -130,18 +154,28 @@ class Rig {
       : scarce(std::make_shared<ScarceDevice>(
             torpor::make_host_device(unique_name(), options.device_bytes, granule_bytes))),
         device(torpor::make_faulty_device(scarce)),
-        ledger(std::make_unique<torpor::Ledger>(device, options.pool_bytes)) {
+        disk(std::make_shared<CountedDisk>(device, options.disk_limit_bytes)),
+        ledger(std::make_unique<torpor::Ledger>(
+            device,
+            torpor::LedgerStorage{std::make_shared<torpor::HostPool>(device, options.pool_bytes), disk})) {
     torpor::kv::KvSpec spec;
     spec.layout = small_layout();
     spec.gpu_bytes = options.gpu_slots * page_bytes;
-    spec.host_bytes = options.host_slots * page_bytes;
     spec.seed = options.seed;
+    const std::size_t cold_bytes = options.codec->cold_bytes(page_bytes);
+    const std::size_t block_bytes = torpor::DiskFile::block_bytes;
+    spec.host_bytes = options.host_slots * cold_bytes;
+    spec.disk_file = disk;
+    spec.disk_bytes = options.disk_slots * torpor::round_up(cold_bytes, block_bytes);
+    spec.cold_gpu_bytes = torpor::round_up(options.cold_gpu_slots * cold_bytes, granule_bytes);
+    spec.own_codec = options.codec;
     kv = KvManager::make(device, ledger->host_pool(), spec);
     ledger->add(kv);
   }
 
   std::shared_ptr<ScarceDevice> scarce;
   std::shared_ptr<torpor::FaultyDevice> device;
+  std::shared_ptr<CountedDisk> disk;
   std::unique_ptr<torpor::Ledger> ledger;
   std::shared_ptr<KvManager> kv;
 

@@ -82,7 +82,8 @@ CASE(
 }
 
 CASE("abort of a staged sleep or wake leaves everything as it was") {
-  for (const RestoreMode mode : {RestoreMode::none, RestoreMode::memset, RestoreMode::pinned}) {
+  for (const RestoreMode mode :
+       {RestoreMode::none, RestoreMode::memset, RestoreMode::pinned, RestoreMode::disk}) {
     World world = mixed_world();
     Rig& rig = *world.rig;
     const std::size_t host_before = rig.stats().host_bytes;
@@ -104,7 +105,8 @@ CASE("abort of a staged sleep or wake leaves everything as it was") {
 }
 
 CASE("any device call that fails in a sleep leaves everything as it was or is driven forward (M3, F6)") {
-  for (const RestoreMode mode : {RestoreMode::none, RestoreMode::memset, RestoreMode::pinned}) {
+  for (const RestoreMode mode :
+       {RestoreMode::none, RestoreMode::memset, RestoreMode::pinned, RestoreMode::disk}) {
     const int faults = sweep_faults<World>(
         [] { return mixed_world(); },
         [&](World& world) {
@@ -135,7 +137,8 @@ CASE("any device call that fails in a sleep leaves everything as it was or is dr
 CASE(
     "any device call that fails in a wake leaves it asleep with its contents, and the retry works (M3, F6, "
     "F26)") {
-  for (const RestoreMode mode : {RestoreMode::none, RestoreMode::memset, RestoreMode::pinned}) {
+  for (const RestoreMode mode :
+       {RestoreMode::none, RestoreMode::memset, RestoreMode::pinned, RestoreMode::disk}) {
     std::size_t free_asleep = 0;
     const int faults = sweep_faults<World>(
         [&] {

@@ -12,7 +12,7 @@ using torpor::RestoreMode;
 CASE(
     "a preserving sleep gives the whole pool back and wakes with every byte, prefix and tier as it was (K3, "
     "K6)") {
-  for (const RestoreMode mode : {RestoreMode::cpu, RestoreMode::pinned}) {
+  for (const RestoreMode mode : {RestoreMode::cpu, RestoreMode::pinned, RestoreMode::disk}) {
     World world = mixed_world();
     Rig& rig = *world.rig;
     const auto plan = rig.plan(Action::sleep, mode);
@@ -247,7 +247,7 @@ CASE("fifty cycles in changing modes leave device and host memory where they wer
   const std::size_t before = rig.free_bytes();
   const std::size_t host_before = rig.scarce->host_free_bytes;
   const std::vector<RestoreMode> modes{RestoreMode::pinned, RestoreMode::none, RestoreMode::cpu,
-                                       RestoreMode::memset};
+                                       RestoreMode::memset, RestoreMode::disk};
   for (int cycle = 0; cycle < 50; ++cycle) {
     const RestoreMode mode = modes[static_cast<std::size_t>(cycle) % modes.size()];
     Tracked one = rig.started("a", tokens_from(cycle % 3, 13));

@@ -65,6 +65,12 @@ class Stopped final : public Error {
   using Error::Error;
 };
 
+// The codec of a cold tier that would not encode or decode a page. The page is where it was.
+class CodecRefused : public Error {
+ public:
+  using Error::Error;
+};
+
 // A caller's mistake: a wrong argument, or a call in a state that does not allow it. Nothing was changed.
 class Misuse final : public Error {
  public:

@@ -18,6 +18,9 @@ KvSpec checked(KvSpec spec) {
     throw Misuse("max_utilisation must be more than 0 and at most 1");
   }
   if (spec.sequence_tokens == 0) throw Misuse("sequence_tokens must be at least 1");
+  if (spec.own_codec == nullptr) spec.own_codec = make_codec(spec.codec);
+  const bool makes_file = spec.disk_file == nullptr && !spec.disk_path.empty();
+  if (makes_file) spec.disk_file = std::make_shared<DiskFile>(spec.disk_path, SIZE_MAX);
   return spec;
 }
 
@@ -38,15 +41,7 @@ KvManager::KvManager(std::shared_ptr<Device> device, std::shared_ptr<HostPool> h
   const Layout& layout = spec_.layout;
   const auto gpu = layout.divide(spec_.gpu_bytes, spec_.sequence_tokens, device_->granularity_bytes());
   for (std::size_t group = 0; group < layout.groups().size(); ++group) {
-    const double share = static_cast<double>(gpu[group]) / static_cast<double>(spec_.gpu_bytes);
-    const std::size_t host_bytes =
-        gpu.size() == 1 ? spec_.host_bytes
-                        : static_cast<std::size_t>(share * static_cast<double>(spec_.host_bytes));
-    caches_.emplace_back(device_, host_pool_,
-                         CacheLimits{.page_bytes = layout.groups()[group].page_bytes,
-                                     .gpu_bytes = gpu[group],
-                                     .host_bytes = host_bytes,
-                                     .seed = spec_.seed},
+    caches_.emplace_back(device_, host_pool_, limits_of(group, gpu[group], gpu.size()),
                          static_cast<PageWatcher&>(*this));
   }
   max_blocks_ =
@@ -55,6 +50,21 @@ KvManager::KvManager(std::shared_ptr<Device> device, std::shared_ptr<HostPool> h
     if (spec_.max_sequence_tokens != 0 || one.kind != LayerKind::full) continue;
     max_blocks_ = std::min(max_blocks_, slots(one.group));
   }
+}
+
+CacheLimits KvManager::limits_of(std::size_t group, std::size_t gpu_bytes, std::size_t groups) const {
+  const double part = static_cast<double>(gpu_bytes) / static_cast<double>(spec_.gpu_bytes);
+  const auto share = [&](std::size_t whole_bytes) {
+    return groups == 1 ? whole_bytes : static_cast<std::size_t>(part * static_cast<double>(whole_bytes));
+  };
+  return {.page_bytes = spec_.layout.groups()[group].page_bytes,
+          .gpu_bytes = gpu_bytes,
+          .host_bytes = share(spec_.host_bytes),
+          .seed = spec_.seed,
+          .disk_bytes = share(spec_.disk_bytes),
+          .disk = spec_.disk_file,
+          .cold_gpu_bytes = share(spec_.cold_gpu_bytes),
+          .codec = spec_.own_codec};
 }
 
 Address KvManager::address(std::size_t layer, const std::string& role) const {
@@ -181,6 +191,13 @@ KvStats KvManager::stats() const {
     all.forgotten_pages += counters.forgotten_pages;
     all.moved_out_pages += counters.moved_out_pages;
     all.moved_in_pages += counters.moved_in_pages;
+    all.moved_down_pages += counters.moved_down_pages;
+    all.cold_gpu_pages += cache.pages_in(Tier::cold_gpu);
+    all.disk_pages += cache.pages_in(Tier::disk);
+    if (cache.cold_gpu() != nullptr) all.cold_gpu_slots += cache.cold_gpu()->ceiling_places();
+    if (cache.disk() == nullptr) continue;
+    all.disk_bytes += cache.disk()->committed_bytes();
+    all.disk_slots += cache.disk()->ceiling_places();
   }
   all.sequences = sequences_.size();
   all.prefix_tokens = prefixes_.tokens();
@@ -205,7 +222,7 @@ std::vector<PoolStats> KvManager::pool_stats() const {
 }
 
 void KvManager::trim() noexcept {
-  for (PageCache& cache : caches_) cache.host().trim();
+  for (PageCache& cache : caches_) cache.trim();
 }
 
 }  // namespace torpor::kv

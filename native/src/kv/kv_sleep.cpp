@@ -10,6 +10,30 @@
 #include "torpor/kv/kv_manager.hpp"
 
 namespace torpor::kv {
+namespace {
+
+// Where a sleep in this mode keeps what was on the GPU.
+Tier tier_of(RestoreMode mode) noexcept {
+  return mode == RestoreMode::disk ? Tier::disk : Tier::host;
+}
+
+std::size_t form_bytes(const PageCache& cache, Tier tier) noexcept {
+  return tier == Tier::gpu ? cache.page_bytes() : cache.mover().cold_bytes();
+}
+
+// Of the moves of a sleep, or a wake: where pages of this tier lie on the device, and their saved copies.
+std::vector<PageMove> device_ends(std::span<const Move> moves, Tier tier, bool wakes) {
+  std::vector<PageMove> found;
+  for (const Move& move : moves) {
+    const PageEnd& device = wakes ? move.to : move.from;
+    const PageEnd& saved = wakes ? move.from : move.to;
+    if (device.tier != tier) continue;
+    found.push_back({static_cast<Address>(device.at), static_cast<Address>(saved.at), saved.piece});
+  }
+  return found;
+}
+
+}  // namespace
 
 Usage KvManager::usage() const {
   const std::lock_guard guard(mutex_);
@@ -19,10 +43,11 @@ Usage KvManager::usage() const {
   usage.parked = parked_;
   usage.mode = parked_ ? mode_ : RestoreMode::none;
   for (const PageCache& cache : caches_) {
-    usage.reserved_bytes += cache.gpu().size_bytes();
-    usage.device_bytes += cache.gpu().mapped_bytes();
+    usage.reserved_bytes += cache.device_bytes();
+    usage.device_bytes += cache.mapped_bytes();
     if (!parked_) usage.live_bytes += cache.pages_in(Tier::gpu) * cache.page_bytes();
     usage.host_bytes += cache.host().committed_bytes();
+    if (cache.disk() != nullptr) usage.disk_bytes += cache.disk()->committed_bytes();
   }
   return usage;
 }
@@ -42,7 +67,9 @@ Item KvManager::item_of(Action action, RestoreMode mode) const {
                    " locked=" + std::to_string(cache.pages_with(Status::locked)) +
                    " held=" + std::to_string(cache.pages_with(Status::held)) +
                    " droppable=" + std::to_string(cache.pages_with(Status::droppable)) +
-                   " host=" + std::to_string(cache.pages_in(Tier::host));
+                   " cold_gpu=" + std::to_string(cache.pages_in(Tier::cold_gpu)) +
+                   " host=" + std::to_string(cache.pages_in(Tier::host)) +
+                   " disk=" + std::to_string(cache.pages_in(Tier::disk));
   }
   item.digest +=
       " sequences=" + std::to_string(sequences_.size()) + " tokens=" + std::to_string(history_tokens);
@@ -60,10 +87,13 @@ Item KvManager::plan_sleep(RestoreMode mode) const {
   }
   Item item = item_of(Action::sleep, mode);
   for (const PageCache& cache : caches_) {
-    item.free_bytes += cache.gpu().mapped_bytes();
-    if (preserves(mode)) item.host_bytes += cache.host().bytes_to_commit(cache.saved_pages());
+    item.free_bytes += cache.mapped_bytes();
+    if (!preserves(mode)) continue;
+    const ColdStore* const store = cache.store(tier_of(mode));
+    const std::size_t bytes = store != nullptr ? store->bytes_to_commit(cache.pages_to_save()) : 0;
+    (tier_of(mode) == Tier::disk ? item.disk_bytes : item.host_bytes) += bytes;
   }
-  if (preserves(mode)) item.keep_bytes = saved_bytes();
+  if (preserves(mode)) item.keep_bytes = bytes_to_save();
   return item;
 }
 
@@ -72,14 +102,20 @@ Item KvManager::plan_wake() const {
   Item item = item_of(Action::wake, parked_ ? mode_ : RestoreMode::none);
   item.noop = !parked_;
   if (item.noop) return item;
-  for (const PageCache& cache : caches_) item.device_bytes += cache.gpu().size_bytes();
+  for (const PageCache& cache : caches_) item.device_bytes += cache.device_bytes();
   if (preserves(mode_)) item.keep_bytes = saved_bytes();
   return item;
 }
 
 std::size_t KvManager::saved_bytes() const noexcept {
   std::size_t bytes = 0;
-  for (const PageCache& cache : caches_) bytes += cache.saved_pages() * cache.page_bytes();
+  for (const PageCache& cache : caches_) bytes += cache.saved_pages() * cache.mover().cold_bytes();
+  return bytes;
+}
+
+std::size_t KvManager::bytes_to_save() const noexcept {
+  std::size_t bytes = 0;
+  for (const PageCache& cache : caches_) bytes += cache.pages_to_save() * cache.mover().cold_bytes();
   return bytes;
 }
 
@@ -89,7 +125,7 @@ bool KvManager::can_verify(Action action) const noexcept {
 }
 
 void KvManager::stage_sleep(const Item& item, UndoStack& undo, StageContext& context) {
-  std::vector<std::vector<PageMove>> moves(caches_.size());
+  std::vector<std::vector<Move>> moves(caches_.size());
   {
     const std::lock_guard guard(mutex_);
     require_settled("sleep");
@@ -97,7 +133,7 @@ void KvManager::stage_sleep(const Item& item, UndoStack& undo, StageContext& con
     stage_ = Stage::sleep;
     staged_mode_ = item.mode;
     for (std::size_t group = 0; group < caches_.size(); ++group) {
-      if (!parked_ && preserves(item.mode)) moves[group] = caches_[group].plan_save();
+      if (!parked_ && preserves(item.mode)) moves[group] = caches_[group].plan_save(tier_of(item.mode));
     }
   }
   const Limits limits{context.deadline, context.stop};
@@ -106,11 +142,12 @@ void KvManager::stage_sleep(const Item& item, UndoStack& undo, StageContext& con
   for (std::size_t group = 0; group < caches_.size(); ++group) {
     PageCache& cache = caches_[group];
     if (records) {
-      sums_.record(*device_, moves[group], cache.page_bytes(), limits);
+      for (const Tier tier : {Tier::gpu, Tier::cold_gpu}) {
+        sums_.record(*device_, device_ends(moves[group], tier, false), form_bytes(cache, tier), limits);
+      }
       sums_.record(*device_, cache.host_tier(), limits);
     }
-    context.moved_bytes +=
-        move_pages(*device_, StreamId::out, std::move(moves[group]), cache.page_bytes(), limits);
+    context.moved_bytes += cache.mover().run(moves[group], limits);
   }
 }
 
@@ -136,7 +173,7 @@ std::size_t KvManager::commit_sleep() {
   }
   std::size_t freed_bytes = 0;
   for (PageCache& cache : caches_) {
-    while (const std::size_t chunk_bytes = cache.gpu().release_one()) freed_bytes += chunk_bytes;
+    while (const std::size_t chunk_bytes = cache.release_one()) freed_bytes += chunk_bytes;
   }
   mode_ = staged_mode_;
   parked_ = true;
@@ -155,7 +192,7 @@ void KvManager::lose_contents(bool zero) noexcept {
 
 void KvManager::stage_wake(const Item&, UndoStack& undo, StageContext& context) {
   const Limits limits{context.deadline, context.stop};
-  std::vector<std::vector<PageMove>> moves;
+  std::vector<std::vector<Move>> moves;
   bool zero = false;
   {
     const std::lock_guard guard(mutex_);
@@ -164,7 +201,7 @@ void KvManager::stage_wake(const Item&, UndoStack& undo, StageContext& context) 
     undo.push([this]() noexcept { undo_wake(); });
     stage_ = Stage::wake;
     for (PageCache& cache : caches_) {
-      cache.gpu().map();
+      cache.map();
       moves.push_back(cache.plan_restore());
     }
     zero = mode_ == RestoreMode::memset;
@@ -172,9 +209,13 @@ void KvManager::stage_wake(const Item&, UndoStack& undo, StageContext& context) 
   for (std::size_t group = 0; group < caches_.size(); ++group) {
     PageCache& cache = caches_[group];
     if (zero) zero_range(*device_, cache.gpu().base(), cache.gpu().size_bytes(), limits);
-    context.moved_bytes += move_pages(*device_, StreamId::in, moves[group], cache.page_bytes(), limits);
-    if (!sums_.same(*device_, moves[group], cache.page_bytes(), limits) ||
-        !sums_.same(*device_, cache.host_tier(), limits)) {
+    context.moved_bytes += cache.mover().run(moves[group], limits);
+    bool same = sums_.same(*device_, cache.host_tier(), limits);
+    for (const Tier tier : {Tier::gpu, Tier::cold_gpu}) {
+      same = same &&
+             sums_.same(*device_, device_ends(moves[group], tier, true), form_bytes(cache, tier), limits);
+    }
+    if (!same) {
       throw ContentsCorrupt(
           "pages of '" + spec_.tag +
               "' are not what went to sleep; the saved copies are kept: try the wake again, "
@@ -191,7 +232,7 @@ void KvManager::undo_wake() noexcept {
   clear_tables();
   for (PageCache& cache : caches_) {
     cache.leave_slots();
-    cache.gpu().drop_mappings();
+    cache.drop_mappings();
   }
   stage_ = Stage::none;
   close_pending();

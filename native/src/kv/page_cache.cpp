@@ -1,17 +1,36 @@
 #include "torpor/kv/page_cache.hpp"
 
 #include <cassert>
+#include <string>
 #include <utility>
 
+#include "torpor/errors.hpp"
+
 namespace torpor::kv {
+
+namespace {
+
+std::shared_ptr<const Codec> codec_of(const CacheLimits& limits) {
+  return limits.codec != nullptr ? limits.codec : make_codec("identity");
+}
+
+}  // namespace
 
 PageCache::PageCache(std::shared_ptr<Device> device, std::shared_ptr<HostPool> pool,
                      const CacheLimits& limits, PageWatcher& watcher)
     : device_(std::move(device)),
       page_bytes_(limits.page_bytes),
       gpu_(device_, limits.page_bytes, limits.gpu_bytes, limits.seed),
-      host_(std::move(pool), limits.page_bytes, limits.host_bytes),
-      watcher_(watcher) {}
+      host_(pool, codec_of(limits)->cold_bytes(limits.page_bytes), limits.host_bytes),
+      mover_(device_, pool, limits.disk, codec_of(limits), limits.page_bytes),
+      watcher_(watcher) {
+  if (limits.disk_bytes > 0 && limits.disk == nullptr) {
+    throw Misuse("disk_bytes is " + std::to_string(limits.disk_bytes) +
+                 ", but there is no folder for the file; set disk_path");
+  }
+  if (limits.disk != nullptr) disk_.emplace(limits.disk, mover_.cold_bytes(), limits.disk_bytes);
+  if (limits.cold_gpu_bytes > 0) cold_gpu_.emplace(device_, mover_.cold_bytes(), limits.cold_gpu_bytes);
+}
 
 void PageCache::file(Page& page) noexcept {
   if (page.list != nullptr) page.list->remove(page);
@@ -54,6 +73,13 @@ void PageCache::unlock(Page& page) noexcept {
   set_status(page);
 }
 
+void PageCache::set_priority(Page& page, std::uint8_t priority) noexcept {
+  assert(priority < priority_levels);
+  if (page.list != nullptr) page.list->remove(page);
+  page.priority = priority;
+  file(page);
+}
+
 Page& PageCache::take_locked(std::uint16_t life_cycle) {
   Page& page = pages_.take();
   page = Page{};
@@ -61,13 +87,37 @@ Page& PageCache::take_locked(std::uint16_t life_cycle) {
   page.slot = gpu_.take();
   page.sequences = 1;
   page.active_sequences = 1;
-  ++in_tier_[static_cast<std::size_t>(Tier::gpu)];
+  ++in_tier_[index(Tier::gpu)];
   set_status(page);
   return page;
 }
 
-void PageCache::give_back_place(Page& page) noexcept {
-  if (page.place) host_.give_back(std::exchange(page.place, Place{}));
+ColdStore* PageCache::store(Tier tier) noexcept {
+  return const_cast<ColdStore*>(std::as_const(*this).store(tier));
+}
+
+const ColdStore* PageCache::store(Tier tier) const noexcept {
+  switch (tier) {
+    case Tier::gpu:
+      break;
+    case Tier::cold_gpu:
+      return cold_gpu();
+    case Tier::host:
+      return &host_;
+    case Tier::disk:
+      return disk();
+  }
+  return nullptr;
+}
+
+void PageCache::trim() noexcept {
+  host_.trim();
+  if (disk_) disk_->trim();
+}
+
+void PageCache::give_back(Place& place) noexcept {
+  if (place) store(place.tier)->give_back(place);
+  place = Place{};
 }
 
 void PageCache::free_page(Page& page) noexcept {
@@ -75,8 +125,9 @@ void PageCache::free_page(Page& page) noexcept {
   set_scratch(page, false);
   if (page.list != nullptr) page.list->remove(page);
   if (page.slot != no_slot) gpu_.give_back(std::exchange(page.slot, no_slot));
-  give_back_place(page);
-  --in_tier_[static_cast<std::size_t>(page.tier)];
+  give_back(page.place);
+  give_back(page.saved);
+  --in_tier_[index(page.tier)];
   page.status = Status::unused;
   pages_.give_back(page);
 }
@@ -98,37 +149,32 @@ void PageCache::set_scratch(Page& page, bool scratch) noexcept {
 void PageCache::discard(bool zero) noexcept {
   for (Page& page : pages_.all()) {
     if (page.status == Status::unused) continue;
-    give_back_place(page);
-    page.zero_on_arrival = zero && page.tier == Tier::host;  // a wake zeroes the GPU pool
+    give_back(page.place);
+    give_back(page.saved);
+    page.zero_on_arrival = zero && page.tier != Tier::gpu;  // a wake zeroes the GPU pool
   }
-  host_.trim();
+  trim();
 }
 
 std::vector<ByteRange> PageCache::host_tier() {
   std::vector<ByteRange> pages;
   for (const Page& page : pages_.all()) {
     if (page.status == Status::unused || page.tier != Tier::host || !page.place) continue;
-    pages.push_back({host_.address(page.place), page_bytes_});
+    pages.push_back({static_cast<Address>(host_.at(page.place)), mover_.cold_bytes()});
   }
   return pages;
 }
 
 std::size_t PageCache::pages_in(Tier tier) const noexcept {
-  return in_tier_[static_cast<std::size_t>(tier)];
+  return in_tier_[index(tier)];
 }
 
 std::size_t PageCache::pages_with(Status status) const noexcept {
-  switch (status) {
-    case Status::locked:
-      return locked_;
-    case Status::held:
-      return held_[0].size() + held_[1].size();
-    case Status::droppable:
-      return droppable_[0].size() + droppable_[1].size();
-    case Status::unused:
-      break;
-  }
-  return 0;
+  if (status == Status::locked) return locked_;
+  if (status == Status::unused) return 0;
+  std::size_t pages = 0;
+  for (const EvictionQueue& queue : status == Status::held ? held_ : droppable_) pages += queue.size();
+  return pages;
 }
 
 }  // namespace torpor::kv

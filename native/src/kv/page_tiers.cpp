@@ -8,111 +8,133 @@
 
 namespace torpor::kv {
 
-PageMove PageCache::as_move(std::int32_t slot, Place place) const noexcept {
-  return {gpu_.address(slot), host_.address(place), place.piece};
-}
-
-std::optional<PageCache::Eviction> PageCache::plan_eviction(std::size_t n, std::size_t host_room,
-                                                            std::size_t displaceable) const {
-  Eviction plan;
-  if (n > gpu_.slots()) return std::nullopt;
-  std::size_t missing = n > gpu_.free_slots() ? n - gpu_.free_slots() : 0;
-  std::vector<Page*> reusable;
-  for (Page* page = droppable_[0].oldest(); page != nullptr && missing > 0; page = page->newer, --missing) {
-    reusable.push_back(page);
-  }
-  for (Page* page = held_[0].oldest(); page != nullptr && missing > 0; page = page->newer) {
-    if (page->in_transit) continue;
-    plan.move.push_back(page);
-    --missing;
-  }
-  const std::size_t room = host_room + displaceable;
-  if (missing > 0 || plan.move.size() > room) return std::nullopt;
-  // Of the droppable ones the newest keep a place; they are newer than what they displace.
-  const std::size_t kept = std::min(reusable.size(), room - plan.move.size());
-  const auto first_kept = reusable.end() - static_cast<std::ptrdiff_t>(kept);
-  plan.drop.assign(reusable.begin(), first_kept);
-  plan.move.insert(plan.move.begin(), first_kept, reusable.end());
-  plan.displace = plan.move.size() > host_room ? plan.move.size() - host_room : 0;
-  return plan;
-}
-
-std::optional<PageCache::Eviction> PageCache::settle_eviction(std::size_t n) {
-  for (;;) {
-    auto plan = plan_eviction(n, host_.room(), droppable(Tier::host).size());
-    if (!plan) return plan;
-    if (plan->displace > 0) {
-      for (std::size_t i = 0; i < plan->displace && droppable(Tier::host).oldest() != nullptr; ++i) {
-        watcher_.drop(*droppable(Tier::host).oldest());
-      }
-      continue;  // More than what was asked for may be gone: plan again.
-    }
-    try {
-      host_.ensure(plan->move.size());
-      return plan;
-    } catch (const OutOfHostMemory&) {
-      // Less than the ceiling is to be had: make do with what is committed.
-      return plan_eviction(n, std::min(host_.committed_free(), host_.room()), 0);
-    }
-  }
-}
-
 bool PageCache::could_make_room(std::size_t n) const {
-  return n <= gpu_.free_slots() || plan_eviction(n, host_.room(), droppable_[1].size()).has_value();
+  return n <= gpu_.free_slots() || plan_eviction(n, rooms()).has_value();
 }
 
 bool PageCache::make_room(std::size_t n, const Limits& limits) {
   if (n <= gpu_.free_slots()) return true;
-  const auto plan = settle_eviction(n);
-  if (!plan) return false;
-  move_out(plan->move, limits);
-  for (Page* page : plan->drop) {
+  std::vector<Page*> refused;
+  bool done = false;
+  try {
+    for (;;) {
+      try {
+        done = evict_for(n, limits);
+        break;
+      } catch (const PageRefused& refusal) {
+        // It stays where it is; another one has to go.
+        refused.reserve(refused.size() + 1);
+        Page* const page = const_cast<Page*>(refusal.page);
+        page->refused = true;
+        refused.push_back(page);
+      }
+    }
+  } catch (...) {
+    for (Page* page : refused) page->refused = false;
+    throw;
+  }
+  for (Page* page : refused) page->refused = false;
+  return done;
+}
+
+bool PageCache::evict_for(std::size_t n, const Limits& limits) {
+  for (Rooms room = rooms();;) {
+    auto plan = plan_eviction(n, room);
+    if (!plan) return false;
+    // The cold tier on the GPU cannot take a page before another has left it.
+    const auto in_cold_gpu = [](const Page* page) { return page->tier == Tier::cold_gpu; };
+    const bool in_two_steps = std::ranges::any_of(plan->falls, in_cold_gpu, &Fall::page) ||
+                              std::ranges::any_of(plan->drops, in_cold_gpu);
+    if (in_two_steps) {
+      std::erase_if(plan->falls, [](const Fall& one) { return one.page->tier == Tier::gpu; });
+      std::erase_if(plan->drops, [](const Page* page) { return page->tier == Tier::gpu; });
+    }
+    if (const auto scarce = ensure_places(plan->falls)) {
+      // Less than the ceiling is to be had: make do with what is committed.
+      const ColdStore& there = *store(*scarce);
+      room[index(*scarce)] = {std::min(there.committed_free(), there.room()), false};
+      continue;
+    }
+    fall(plan->falls, limits);
+    drop_all(plan->drops);
+    trim();
+    if (!in_two_steps) return true;
+    room = rooms();
+  }
+}
+
+std::optional<Tier> PageCache::ensure_places(std::span<const Fall> falls) {
+  for (const Tier tier : cold_tiers) {
+    const auto places = static_cast<std::size_t>(std::ranges::count(falls, tier, &Fall::to));
+    if (places == 0) continue;
+    try {
+      store(tier)->ensure(places);
+    } catch (const OutOfMemory&) {
+      trim();
+      return tier;
+    }
+  }
+  return std::nullopt;
+}
+
+// All of them or, on a throw, none.
+void PageCache::fall(std::span<const Fall> falls, const Limits& limits) {
+  std::vector<Place> places;
+  std::vector<Move> moves;
+  places.reserve(falls.size());
+  moves.reserve(falls.size());
+  for (const Fall& one : falls) {
+    places.push_back(store(one.to)->take());
+    const PageEnd from = one.page->tier == Tier::gpu ? end_at(one.page->slot) : end_at(one.page->place);
+    moves.push_back({one.page, from, end_at(places.back())});
+  }
+  try {
+    mover_.run(moves, limits);
+  } catch (...) {
+    for (Place& place : places) give_back(place);
+    trim();
+    throw;
+  }
+  for (std::size_t i = 0; i < falls.size(); ++i) {
+    Page& page = *falls[i].page;
+    ++(page.tier == Tier::gpu ? counters_.moved_out_pages : counters_.moved_down_pages);
+    if (page.slot != no_slot) gpu_.give_back(std::exchange(page.slot, no_slot));
+    give_back(page.place);
+    page.place = places[i];
+    set_tier(page, falls[i].to);
+  }
+}
+
+void PageCache::drop_all(std::span<Page* const> pages) noexcept {
+  for (Page* page : pages) {
     // One may be gone already, with a block above it.
     if (page->status == Status::droppable) watcher_.drop(*page);
   }
-  host_.trim();
-  return true;
-}
-
-void PageCache::move_out(std::span<Page* const> pages, const Limits& limits) {
-  std::vector<Place> places;
-  std::vector<PageMove> moves;
-  places.reserve(pages.size());
-  moves.reserve(pages.size());
-  for (const Page* page : pages) {
-    places.push_back(host_.take());
-    moves.push_back(as_move(page->slot, places.back()));
-  }
-  try {
-    move_pages(*device_, StreamId::out, std::move(moves), page_bytes_, limits);
-  } catch (...) {
-    for (const Place place : places) host_.give_back(place);
-    host_.trim();
-    throw;
-  }
-  for (std::size_t i = 0; i < pages.size(); ++i) {
-    Page& page = *pages[i];
-    gpu_.give_back(std::exchange(page.slot, no_slot));
-    page.place = places[i];
-    set_tier(page, Tier::host);
-  }
-  counters_.moved_out_pages += pages.size();
 }
 
 void PageCache::set_tier(Page& page, Tier tier) noexcept {
-  --in_tier_[static_cast<std::size_t>(page.tier)];
+  --in_tier_[index(page.tier)];
   page.tier = tier;
-  ++in_tier_[static_cast<std::size_t>(page.tier)];
+  ++in_tier_[index(page.tier)];
   file(page);
   watcher_.moved(page);
 }
 
 void PageCache::bring_in(std::span<Page* const> pages, const Limits& limits) {
   std::vector<std::int32_t> slots;
+  std::vector<Move> moves;
   slots.reserve(pages.size());
-  for (std::size_t i = 0; i < pages.size(); ++i) slots.push_back(gpu_.take());
+  moves.reserve(pages.size());
+  for (const Page* page : pages) {
+    slots.push_back(gpu_.take());
+    if (page->place) moves.push_back({page, end_at(page->place), end_at(slots.back())});
+  }
   try {
-    fill_and_move(pages, slots, limits);
+    for (std::size_t i = 0; i < pages.size(); ++i) {
+      const bool zero = !pages[i]->place && pages[i]->zero_on_arrival;
+      if (zero) zero_range(*device_, gpu_.address(slots[i]), page_bytes_, limits);
+    }
+    mover_.run(moves, limits);
   } catch (...) {
     for (const std::int32_t slot : slots) gpu_.give_back(slot);
     throw;
@@ -121,75 +143,11 @@ void PageCache::bring_in(std::span<Page* const> pages, const Limits& limits) {
     Page& page = *pages[i];
     page.slot = slots[i];
     page.zero_on_arrival = false;
-    give_back_place(page);
+    give_back(page.place);
     set_tier(page, Tier::gpu);
   }
-  host_.trim();
+  trim();
   counters_.moved_in_pages += pages.size();
-}
-
-std::size_t PageCache::fill_and_move(std::span<Page* const> pages, std::span<const std::int32_t> slots,
-                                     const Limits& limits) {
-  std::vector<PageMove> moves;
-  for (std::size_t i = 0; i < pages.size(); ++i) {
-    if (pages[i]->place) {
-      moves.push_back(as_move(slots[i], pages[i]->place));
-    } else if (pages[i]->zero_on_arrival) {
-      zero_range(*device_, gpu_.address(slots[i]), page_bytes_, limits);
-    }
-  }
-  return move_pages(*device_, StreamId::in, std::move(moves), page_bytes_, limits);
-}
-
-std::vector<Page*> PageCache::gpu_pages() {
-  std::vector<Page*> found;
-  found.reserve(pages_in(Tier::gpu));
-  for (Page& page : pages_.all()) {
-    if (page.status != Status::unused && page.tier == Tier::gpu) found.push_back(&page);
-  }
-  return found;
-}
-
-std::vector<PageMove> PageCache::plan_save() {
-  std::vector<Page*> pages = gpu_pages();
-  std::erase_if(pages, [](const Page* page) { return page->scratch; });
-  std::ranges::sort(pages, {}, &Page::slot);  // Neighbours get neighbouring places: fewer, larger copies.
-  std::vector<PageMove> moves;
-  moves.reserve(pages.size());
-  host_.ensure(pages.size());
-  for (Page* page : pages) {
-    page->place = host_.take();
-    moves.push_back(as_move(page->slot, page->place));
-  }
-  return moves;
-}
-
-void PageCache::drop_saved() noexcept {
-  for (Page& page : pages_.all()) {
-    if (page.status != Status::unused && page.tier == Tier::gpu) give_back_place(page);
-  }
-  host_.trim();
-}
-
-void PageCache::leave_slots() noexcept {
-  for (Page& page : pages_.all()) {
-    if (page.status != Status::unused && page.tier == Tier::gpu) page.slot = no_slot;
-  }
-  gpu_.give_back_all();
-}
-
-std::vector<PageMove> PageCache::plan_restore() {
-  std::vector<Page*> pages = gpu_pages();
-  // In the order of their places: with slots given in order that joins the copies.
-  const auto host_address = [this](const Page* page) { return page->place ? host_.address(page->place) : 0; };
-  std::ranges::sort(pages, {}, host_address);
-  std::vector<PageMove> moves;
-  moves.reserve(pages.size());
-  for (Page* page : pages) {
-    page->slot = gpu_.take();
-    if (page->place) moves.push_back(as_move(page->slot, page->place));
-  }
-  return moves;
 }
 
 }  // namespace torpor::kv

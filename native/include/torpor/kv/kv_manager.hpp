@@ -38,12 +38,18 @@ struct KvSpec {
   std::string name;
   RestoreMode restore = RestoreMode::none;
   std::optional<std::uint64_t> seed;
-  std::size_t sequence_tokens = 4096;     // what a usual sequence has: divides gpu_bytes (Layout::divide)
-  std::size_t max_sequence_tokens = 0;    // 0: what fits the pools of full attention; without such, 2^20
-  double max_utilisation = 1.0;           // of each pool: resume() locks no more
-  bool partial_blocks = false;            // match and keep the last block in part
-  std::size_t event_count = 1024;         // kept for readers
-  std::chrono::seconds move_timeout{60};  // of the moves that sequences ask for
+  std::size_t sequence_tokens = 4096;      // what a usual sequence has: divides gpu_bytes (Layout::divide)
+  std::size_t max_sequence_tokens = 0;     // 0: what fits the pools of full attention; without such, 2^20
+  double max_utilisation = 1.0;            // of each pool: resume() locks no more
+  bool partial_blocks = false;             // match and keep the last block in part
+  std::size_t event_count = 1024;          // kept for readers
+  std::chrono::seconds move_timeout{60};   // of the moves that sequences ask for
+  std::size_t disk_bytes = 0;              // ceiling of the disk tier; 0 = none. Divided like host_bytes
+  std::string disk_path;                   // folder of its file; "" = disk_file, or no disk
+  std::shared_ptr<DiskFile> disk_file;     // of that tier and of sleeps to disk, instead of a new one
+  std::size_t cold_gpu_bytes = 0;          // of the cold tier on the GPU; 0 = none. Divided likewise
+  std::string codec = "identity";          // of cold pages (codec.hpp)
+  std::shared_ptr<const Codec> own_codec;  // instead of one of those
 };
 
 struct KvStats {
@@ -56,6 +62,9 @@ struct KvStats {
   std::uint64_t lookup_tokens, hits_tokens;       // of all prompts so far
   std::uint64_t evicted_pages, forgotten_pages;   // dropped for room; dropped with all prefixes
   std::uint64_t moved_out_pages, moved_in_pages;  // between the tiers, for room
+  std::uint64_t moved_down_pages;                 // from one cold tier into a colder one
+  std::size_t cold_gpu_pages, cold_gpu_slots;
+  std::size_t disk_pages, disk_bytes, disk_slots;  // as those of the host
 };
 
 struct PoolStats {
@@ -99,6 +108,9 @@ class KvManager final : public Participant,
   [[nodiscard]] const std::string& name() const noexcept override { return spec_.name; }
   [[nodiscard]] bool parked() const noexcept override { return parked_; }
   [[nodiscard]] RestoreMode default_mode() const noexcept override { return spec_.restore; }
+  [[nodiscard]] bool supports(RestoreMode mode) const noexcept override {
+    return mode != RestoreMode::disk || spec_.disk_file != nullptr;
+  }
   [[nodiscard]] Usage usage() const override;
   [[nodiscard]] Item plan_sleep(RestoreMode mode) const override;
   [[nodiscard]] Item plan_wake() const override;
@@ -168,7 +180,10 @@ class KvManager final : public Participant,
   void clear_tables() noexcept;
   void close_pending() noexcept;
   void trim() noexcept;
+  [[nodiscard]] std::size_t bytes_to_save() const noexcept;
   [[nodiscard]] std::size_t saved_bytes() const noexcept;
+  // The ceilings of this pool group: its share of the whole.
+  [[nodiscard]] CacheLimits limits_of(std::size_t group, std::size_t gpu_bytes, std::size_t groups) const;
   void lose_contents(bool zero) noexcept;
   void publish_wake() noexcept;
   void undo_sleep() noexcept;

@@ -15,10 +15,12 @@
 #include <vector>
 
 #include "torpor/device.hpp"
+#include "torpor/kv/cold_pool.hpp"
+#include "torpor/kv/disk_store.hpp"
 #include "torpor/kv/gpu_pool.hpp"
 #include "torpor/kv/host_store.hpp"
 #include "torpor/kv/page.hpp"
-#include "torpor/kv/page_move.hpp"
+#include "torpor/kv/page_mover.hpp"
 #include "torpor/kv/records.hpp"
 
 namespace torpor::kv {
@@ -28,14 +30,19 @@ struct CacheLimits {
   std::size_t gpu_bytes;
   std::size_t host_bytes;
   std::optional<std::uint64_t> seed;
+  std::size_t disk_bytes = 0;            // ceiling of the disk tier; 0 = none
+  std::shared_ptr<DiskFile> disk{};      // for that tier, and for sleeps to disk
+  std::size_t cold_gpu_bytes = 0;        // of the cold tier on the GPU; 0 = none
+  std::shared_ptr<const Codec> codec{};  // empty = identity
 };
 
 // Counted since the start.
 struct CacheCounters {
-  std::uint64_t evicted_pages = 0;    // dropped for room
-  std::uint64_t forgotten_pages = 0;  // dropped because all prefixes were
-  std::uint64_t moved_out_pages = 0;  // GPU to host
-  std::uint64_t moved_in_pages = 0;   // host to GPU
+  std::uint64_t evicted_pages = 0;     // dropped for room
+  std::uint64_t forgotten_pages = 0;   // dropped because all prefixes were
+  std::uint64_t moved_out_pages = 0;   // from the GPU into a cold tier
+  std::uint64_t moved_down_pages = 0;  // from one cold tier into a colder one
+  std::uint64_t moved_in_pages = 0;    // from a cold tier to the GPU
 };
 
 // Who finds pages by their contents.
@@ -67,14 +74,18 @@ class PageCache final {
   void unlink(Page& page, Why why) noexcept;
   // Scratch pages keep their slots like others, but no sleep saves what is in them.
   void set_scratch(Page& page, bool scratch) noexcept;
+  // Below priority_levels. The page counts as used now.
+  void set_priority(Page& page, std::uint8_t priority) noexcept;
 
   // --- room and moves ---
-  // Frees GPU slots until n are free: the longest unused pages go to the host tier, droppable ones first;
-  // droppable ones that find no room there are dropped. False when that is not enough; then nothing changed.
+  // Frees GPU slots until n are free. Pages fall from tier to tier, droppable ones first, by priority and
+  // then the longest unused; droppable ones that find no room in any tier are dropped, held ones never are.
+  // False when that is not enough; then nothing changed. A throw of a device or disk changes nothing either,
+  // but that the cold tier on the GPU may have given pages to a colder one: its places are fixed.
   [[nodiscard]] bool make_room(std::size_t n, const Limits& limits);
-  // Whether make_room(n) would do, if the machine gives the host tier what is below its ceiling.
+  // Whether make_room(n) would do, if the machine gives the tiers what is below their ceilings.
   [[nodiscard]] bool could_make_room(std::size_t n) const;
-  // Brings pages of the host tier to the GPU. There must be room.
+  // Brings pages of cold tiers to the GPU. There must be room. PageRefused when the codec cannot decode one.
   void bring_in(std::span<Page* const> pages, const Limits& limits);
   // A new page, held and locked once. There must be a free slot. bad_alloc: then nothing changed.
   [[nodiscard]] Page& take_locked(std::uint16_t life_cycle = 0);
@@ -84,18 +95,32 @@ class PageCache final {
   // is left are pages that sequences use. For a parked pool, or one that is being parked.
   void discard(bool zero) noexcept;
 
-  // --- sleep and wake ---
-  // What a sleep saves: the pages of the GPU tier that are not scratch.
-  [[nodiscard]] std::size_t saved_pages() const noexcept { return pages_in(Tier::gpu) - scratch_; }
-  // Gives every one of them a host place of its own beside its slot, and returns the copies to make.
-  // OutOfHostMemory; then nothing changed.
-  [[nodiscard]] std::vector<PageMove> plan_save();
-  // The pages of the GPU tier leave their host places: a save was taken back, or a restore is published.
+  // --- sleep and wake; page_parking.cpp ---
+  // What a sleep saves: the pages on the GPU, in either tier, that have contents and are not scratch.
+  [[nodiscard]] std::size_t pages_to_save() const noexcept;
+  // Of a parked cache: how many it has saved.
+  [[nodiscard]] std::size_t saved_pages() const noexcept;
+  // Droppable pages on the GPU, the first `limit` of them in the order of eviction.
+  [[nodiscard]] std::vector<Page*> first_to_evict(std::size_t limit) const;
+  // Gives every one of them a place of its own in host memory or on disk beside its slot, and returns the
+  // moves to make. Not those in `without`. OutOfHostMemory, OutOfDisk; then nothing changed.
+  [[nodiscard]] std::vector<Move> plan_save(Tier to, std::span<Page* const> without = {});
+  // The pages on the GPU leave their saved places: a save was taken back, or a restore is published.
   void drop_saved() noexcept;
-  // The pages of the GPU tier leave their slots: the pool is being parked, or a restore was taken back.
+  // The pages on the GPU leave their slots: the pools are being parked, or a restore was taken back.
   void leave_slots() noexcept;
-  // Gives every page of the GPU tier a slot, and returns the copies to make for those that were saved.
-  [[nodiscard]] std::vector<PageMove> plan_restore();
+  // Gives every page on the GPU a slot, and returns the moves to make for those that were saved.
+  [[nodiscard]] std::vector<Move> plan_restore();
+  // Drops those of these pages that are droppable still, with all that cannot be found without them.
+  void evict(std::span<Page* const> pages) noexcept;
+  // Maps both pools of the GPU, all or nothing; may throw.
+  void map();
+  void drop_mappings() noexcept;
+  // Unmaps and frees one chunk and returns its bytes, 0 when nothing is mapped. May throw; then nothing
+  // changed.
+  [[nodiscard]] std::size_t release_one();
+  [[nodiscard]] std::size_t mapped_bytes() const noexcept;
+  [[nodiscard]] std::size_t device_bytes() const noexcept;  // of both pools when mapped
 
   [[nodiscard]] std::size_t pages_in(Tier tier) const noexcept;
   [[nodiscard]] std::size_t pages_with(Status status) const noexcept;
@@ -107,42 +132,82 @@ class PageCache final {
   [[nodiscard]] std::vector<ByteRange> host_tier();
   [[nodiscard]] HostStore& host() noexcept { return host_; }
   [[nodiscard]] const HostStore& host() const noexcept { return host_; }
+  [[nodiscard]] const DiskStore* disk() const noexcept { return disk_ ? &*disk_ : nullptr; }
+  [[nodiscard]] const ColdPool* cold_gpu() const noexcept { return cold_gpu_ ? &*cold_gpu_ : nullptr; }
+  // nullptr when there is no such tier, or `tier` is not cold.
+  [[nodiscard]] const ColdStore* store(Tier tier) const noexcept;
+  // Gives back what cold tiers have committed and do not use.
+  void trim() noexcept;
+  [[nodiscard]] PageMover& mover() noexcept { return mover_; }
+  [[nodiscard]] const PageMover& mover() const noexcept { return mover_; }
 
  private:
-  struct Eviction {
-    std::vector<Page*> move;  // to the host
-    std::vector<Page*> drop;
-    std::size_t displace = 0;  // droppable host pages that must go first
+  struct Fall {
+    Page* page;
+    Tier to;
   };
-  // nullopt when the GPU cannot get n free slots with that much room on the host.
-  [[nodiscard]] std::optional<Eviction> plan_eviction(std::size_t n, std::size_t host_room,
-                                                      std::size_t displaceable) const;
-  [[nodiscard]] std::optional<Eviction> settle_eviction(std::size_t n);
-  void move_out(std::span<Page* const> pages, const Limits& limits);
+  struct Eviction {
+    std::vector<Fall> falls;
+    std::vector<Page*> drops;
+  };
+  // Pages that must leave their tiers, in the order of eviction.
+  struct Falling {
+    std::vector<Page*> droppable;
+    std::vector<Page*> held;
+  };
+  struct Room {
+    std::size_t places = 0;
+    bool displaces = false;  // may be made larger at the cost of pages that are there
+  };
+  using Rooms = std::array<Room, tier_count>;
+  // --- page_eviction.cpp ---
+  [[nodiscard]] Rooms rooms() const noexcept;
+  // nullopt when the GPU cannot get n free slots with that much room.
+  [[nodiscard]] std::optional<Eviction> plan_eviction(std::size_t n, const Rooms& rooms) const;
+  [[nodiscard]] Falling victims(Tier tier, std::size_t limit) const;
+  void settle(Tier tier, const Room& room, Falling& falling, Eviction& plan) const;
+  // --- page_tiers.cpp ---
+  // Empty, or the tier that had less than its room.
+  [[nodiscard]] std::optional<Tier> ensure_places(std::span<const Fall> falls);
+  void fall(std::span<const Fall> falls, const Limits& limits);
+  void drop_all(std::span<Page* const> pages) noexcept;
+  [[nodiscard]] bool evict_for(std::size_t n, const Limits& limits);
   // Files the page in the list that its status and tier ask for, as the newest.
   void file(Page& page) noexcept;
   void set_status(Page& page) noexcept;
   void free_page(Page& page) noexcept;
-  void give_back_place(Page& page) noexcept;
+  void give_back(Place& place) noexcept;
   void set_tier(Page& page, Tier tier) noexcept;
-  [[nodiscard]] PageMove as_move(std::int32_t slot, Place place) const noexcept;
-  std::size_t fill_and_move(std::span<Page* const> pages, std::span<const std::int32_t> slots,
-                            const Limits& limits);
-  [[nodiscard]] std::vector<Page*> gpu_pages();
-  [[nodiscard]] PageList& droppable(Tier tier) noexcept { return droppable_[static_cast<std::size_t>(tier)]; }
-  [[nodiscard]] PageList& held(Tier tier) noexcept { return held_[static_cast<std::size_t>(tier)]; }
+  [[nodiscard]] ColdStore* store(Tier tier) noexcept;
+  [[nodiscard]] PageEnd end_at(std::int32_t slot) const noexcept {
+    return {Tier::gpu, gpu_.address(slot), 0};
+  }
+  [[nodiscard]] PageEnd end_at(Place place) const noexcept {
+    return {place.tier, store(place.tier)->at(place), place.piece};
+  }
+  [[nodiscard]] std::vector<Page*> pages_leaving_gpu();
+  [[nodiscard]] EvictionQueue& droppable(Tier tier) noexcept { return droppable_[index(tier)]; }
+  [[nodiscard]] const EvictionQueue& droppable(Tier tier) const noexcept { return droppable_[index(tier)]; }
+  [[nodiscard]] EvictionQueue& held(Tier tier) noexcept { return held_[index(tier)]; }
+  [[nodiscard]] const EvictionQueue& held(Tier tier) const noexcept { return held_[index(tier)]; }
+  [[nodiscard]] static constexpr std::size_t index(Tier tier) noexcept {
+    return static_cast<std::size_t>(tier);
+  }
 
   std::shared_ptr<Device> device_;
   std::size_t page_bytes_;
   GpuPool gpu_;
+  std::optional<ColdPool> cold_gpu_;
   HostStore host_;
+  std::optional<DiskStore> disk_;
+  PageMover mover_;
   PageWatcher& watcher_;
   Records<Page> pages_;
-  std::array<PageList, 2> droppable_;  // by tier
-  std::array<PageList, 2> held_;
+  std::array<EvictionQueue, tier_count> droppable_;  // by tier
+  std::array<EvictionQueue, tier_count> held_;
   std::size_t locked_ = 0;
   std::size_t scratch_ = 0;
-  std::array<std::size_t, 2> in_tier_{};
+  std::array<std::size_t, tier_count> in_tier_{};
   CacheCounters counters_;
 };
 
