@@ -207,6 +207,9 @@ class RankStatus:
     live_sequences: int = 0
     prefix_tokens: int = 0
     error: str = ""
+    staging: str | None = None  # the operation whose stage runs; it is not in ledger_phase yet
+    staging_kind: Kind | None = None
+    staged_digest: str = ""  # as the stage of `operation` answered, while ledger_phase is staged
 
 
 @dataclass(slots=True)

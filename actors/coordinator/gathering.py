@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from torpor.actors.coordinator.steps import PHASE_OF, RELOAD, Step
@@ -113,7 +113,10 @@ class Gathering:
         elif step is Step.SURVEY:
             self._surveyed(slot, status)
         elif step is Step.DOUBT:
-            if status.operation == self.operation and status.ledger_phase is LedgerPhase.STAGED:
+            # Without the digest it is not known whether the ranks go through together (M7).
+            staged = status.operation == self.operation and status.ledger_phase is LedgerPhase.STAGED
+            if staged and status.staged_digest and slot.plan is not None:
+                slot.staged = replace(slot.plan, phase=PHASE_OF[step], digest=status.staged_digest)
                 self._yes(step, slot)
             else:
                 self._no(

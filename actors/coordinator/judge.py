@@ -34,9 +34,13 @@ def judge(operation: str, decided: bool, statuses: Mapping[int, RankStatus]) -> 
 def in_doubt(statuses: Mapping[int, RankStatus]) -> list[str]:
     """Operations that some rank has begun and not ended, whatever the journal says of them."""
     found = [
-        status.operation
+        operation
         for status in statuses.values()
-        if status.operation is not None and status.ledger_phase is not LedgerPhase.IDLE
+        for operation in (
+            status.operation if status.ledger_phase is not LedgerPhase.IDLE else None,
+            status.staging,
+        )
+        if operation is not None
     ]
     return list(dict.fromkeys(found))
 

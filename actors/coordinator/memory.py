@@ -41,6 +41,11 @@ class Fault(StrEnum):
     DIE_AFTER = "die_after"  # ... and after it has done it
     STALE = "stale"  # done, but the answer carries another epoch
     OTHER_DIGEST = "other_digest"  # a plan that differs from the others'
+    LOSE_OTHER_DIGEST = "lose_other_digest"  # ... and its answer never arrives
+
+
+_OTHER_DIGEST = (Fault.OTHER_DIGEST, Fault.LOSE_OTHER_DIGEST)
+_NEVER_BEGUN = (Fault.REFUSE, Fault.RAISE, Fault.HANG, Fault.DIE)
 
 
 @dataclass(slots=True)
@@ -97,6 +102,8 @@ class MemoryRank:
     on_call: Callable[[str, str, MemoryRank], None] | None = None  # ("before" or "after", method, rank)
     calls: list[str] = field(default_factory=list)
     _faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
+    staging: str | None = None  # the operation whose stage is delayed
+    staged_digest: str = ""
     _lease: asyncio.TimerHandle | None = None
     _running: set[asyncio.Task[object]] = field(default_factory=set)
 
@@ -163,6 +170,8 @@ class MemoryRank:
             gate_reason=self.gate.reason if self.rank == 0 else None,
             live_sequences=self.gate.running,
             error=self.error,
+            staging=self.staging,
+            staged_digest=self.staged_digest if ledger.phase is LedgerPhase.STAGED else "",
         )
 
     def _drained(self, call: PhaseCall, spec: DrainSpec, timeout_s: float) -> PhaseReply:
@@ -189,6 +198,8 @@ class MemoryRank:
         if lost:
             self.gate.fail()
         reply = self.ledger.abort(call)
+        if self.staging == call.operation:
+            self.staging = None  # stopped: it will find its plan gone
         if reply.ok:
             self.gate.put_back(call.operation)
         return reply
@@ -209,6 +220,8 @@ class MemoryRank:
 
     async def _phase(self, method: str, call: PhaseCall, body: Callable[[], PhaseReply]) -> PhaseReply:
         def answer() -> PhaseReply:
+            if method == "stage" and self.staging == call.operation:
+                self.staging = None
             if call.epoch < self.epoch:
                 reply = self.ledger.refuse(Refusal(RejectCode.REFUSED, f"epoch {call.epoch} is over"))
             elif fault is Fault.REFUSE:
@@ -219,7 +232,9 @@ class MemoryRank:
                 self.epoch = call.epoch
                 reply = body()
             epoch = call.epoch - 1 if fault is Fault.STALE else call.epoch
-            digest = f"{reply.digest}!" if fault is Fault.OTHER_DIGEST else reply.digest
+            digest = f"{reply.digest}!" if fault in _OTHER_DIGEST else reply.digest
+            if method == "stage" and reply.ok and digest:
+                self.staged_digest = digest
             return replace(
                 reply,
                 operation=call.operation,
@@ -231,6 +246,8 @@ class MemoryRank:
             )
 
         fault = self._faults[method].popleft() if self._faults[method] else None
+        if method == "stage" and fault not in _NEVER_BEGUN and call.epoch >= self.epoch:
+            self.staging = call.operation
         return await self._answer(method, answer, fault)
 
     async def _answer(self, method: str, body: Callable[[], T], fault: Fault | None = None) -> T:
@@ -264,7 +281,7 @@ class MemoryRank:
         if fault is Fault.DIE_AFTER:
             self.die()
         self._must_live()
-        if fault is Fault.LOSE:
+        if fault in (Fault.LOSE, Fault.LOSE_OTHER_DIGEST):
             await asyncio.Event().wait()
         return result
 

@@ -139,9 +139,13 @@ class Reconciler:
         self, runtime: ModelRuntime, operation_id: str, survey: _Survey
     ) -> tuple[Operation, OperationRequest, bool]:
         """An operation that ranks hold and the journal does not know as running: lost, or ended as failed."""
-        status = next(found for found in survey.there.values() if found.operation == operation_id)
+        kinds = [
+            found.staging_kind if found.staging == operation_id else found.kind
+            for found in survey.there.values()
+            if operation_id in (found.staging, found.operation)
+        ]
         decided = await self._journal.is_decided(operation_id)
-        kind = status.kind or Kind.SLEEP
+        kind = next((kind for kind in kinds if kind is not None), Kind.SLEEP)
         request = OperationRequest(kind, runtime.config.name)
         operation = await self._journal.operation(operation_id)
         if operation is None:

@@ -209,6 +209,10 @@ class RankCore:
         machinery, leader = self._machinery, self._leader
         ledger = machinery.ledger if machinery else None
         phase, operation, kind = machinery.transaction() if machinery else (LedgerPhase.IDLE, None, None)
+        # After the ledger's phase, so that `staged` without a digest is a stage whose answer is not out yet.
+        staging, staging_kind = self._phases.staging() if self._phases else (None, None)
+        staged = operation if phase is LedgerPhase.STAGED else None
+        digest = self._phases.staged_digest(staged) if self._phases else ""
         free_bytes, total_bytes = self._device.memory_info() if self._device else (0, 0)
         reason = leader.gate.reason if leader else None
         return RankStatus(
@@ -235,6 +239,9 @@ class RankCore:
             live_sequences=leader.gate.running if leader else 0,
             prefix_tokens=machinery.prefix_tokens() if machinery else 0,
             error=machinery.error if machinery else self._error,
+            staging=staging,
+            staging_kind=staging_kind,
+            staged_digest=digest,
         )
 
     def _not_loaded(self, call: PhaseCall) -> PhaseReply:

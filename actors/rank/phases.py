@@ -14,6 +14,7 @@ from dataclasses import replace
 from torpor.actors.messages import (
     DrainMode,
     DrainSpec,
+    Kind,
     OperationRequest,
     Phase,
     PhaseCall,
@@ -53,6 +54,15 @@ class Phases:
     @property
     def epoch(self) -> int:
         return self._epoch
+
+    def staging(self) -> tuple[str | None, Kind | None]:
+        """Operation and kind of the stage that runs or waits for its turn."""
+        tx = self._transactions.staging()
+        return (tx.operation, tx.request.kind if tx.request else None) if tx else (None, None)
+
+    def staged_digest(self, operation: str | None) -> str:
+        """As the stage of this operation has answered; empty while it has not."""
+        return self._transactions.staged_digest(operation)
 
     async def preflight(self, call: PhaseCall, request: OperationRequest) -> PhaseReply:
         async def work(tx: Transaction, call: PhaseCall) -> PhaseReply:

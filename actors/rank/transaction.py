@@ -41,6 +41,16 @@ class Transactions:
     def __init__(self) -> None:
         self._all: OrderedDict[str, Transaction] = OrderedDict()
 
+    def staging(self) -> Transaction | None:
+        """The one whose stage runs, or has still to be answered. From any thread."""
+        return next((each for each in list(self._all.values()) if Phase.STAGE in each.running), None)
+
+    def staged_digest(self, operation: str | None) -> str:
+        """What the stage has answered; empty where there is none, or it does not stand. From any thread."""
+        found = self._all.get(operation) if operation is not None else None
+        reply = found.replies.get(Phase.STAGE) if found is not None else None
+        return reply.digest if reply is not None and reply.ok else ""
+
     def get(self, operation: str) -> Transaction:
         """The operation's record; a new one where it was never heard of."""
         found = self._all.setdefault(operation, Transaction(operation))

@@ -77,6 +77,20 @@ def test_a_stage_whose_answer_is_lost_counts_when_status_shows_it(rig: Rig, faul
     rig.run(story)
 
 
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_stage_whose_answer_is_lost_does_not_hide_that_its_plan_differs(rig: Rig, rank: int) -> None:
+    """M7."""
+
+    async def story() -> None:
+        before = rig.free_bytes()
+        rig.chat[rank].fault("stage", Fault.LOSE_OTHER_DIGEST)
+        operation = await rig.do(SLEEP)
+        assert (operation.state, operation.code) == (OperationState.REJECTED, RejectCode.DIGEST_MISMATCH)
+        rig.assert_untouched(before)
+
+    rig.run(story)
+
+
 @pytest.mark.parametrize("kind", [Kind.SLEEP, Kind.WAKE])
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("method", ["commit", "publish"])

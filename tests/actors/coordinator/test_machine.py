@@ -188,8 +188,19 @@ def test_a_stage_without_an_answer_is_asked_for_and_counts_when_it_is_staged() -
     machine.handle(Replied(Step.STAGE, 0, reply(0, Phase.STAGE)))
     assert machine.handle(Expired(Step.STAGE)) == (Action.ASK_STATUS,)
     assert machine.gathering.pending() == [1]
-    staged = status(1, operation="op", ledger_phase=LedgerPhase.STAGED)
+    digest = reply(1, Phase.STAGE).digest
+    staged = status(1, operation="op", ledger_phase=LedgerPhase.STAGED, staged_digest=digest)
     assert machine.handle(Told(Step.DOUBT, 1, staged)) == (Action.WRITE_DECISION,)
+
+
+@pytest.mark.parametrize("digest", ["another", ""])
+def test_a_stage_without_an_answer_does_not_count_when_its_digest_is_another_or_not_told(digest: str) -> None:
+    """M7."""
+    machine = staging()
+    machine.handle(Replied(Step.STAGE, 0, reply(0, Phase.STAGE)))
+    machine.handle(Expired(Step.STAGE))
+    staged = status(1, operation="op", ledger_phase=LedgerPhase.STAGED, staged_digest=digest)
+    assert machine.handle(Told(Step.DOUBT, 1, staged)) == (Action.CALL_ABORT,)
 
 
 def test_a_stage_that_is_not_done_in_time_is_aborted() -> None:

@@ -211,6 +211,25 @@ def test_without_a_journal_what_is_staged_is_aborted(rig: Rig) -> None:
     rig.run(story)
 
 
+def test_without_a_journal_a_stage_that_still_runs_is_aborted(rig: Rig) -> None:
+    """M6: nobody else would ever take back what it stages."""
+
+    async def story() -> None:
+        before = rig.free_bytes()
+        for rank in rig.chat:
+            rank.delay_s = {"stage": 30.0}
+        await rig.coordinator.submit(SLEEP)
+        await asyncio.sleep(1.0)
+        assert [rank.staging for rank in rig.chat] == ["op-1"] * 3
+        await lose_journal(rig)
+        await asyncio.sleep(60.0)
+        rig.assert_untouched(before)
+        assert (await rig.coordinator.operation("op-1")).state is OperationState.REJECTED
+        assert (await rig.coordinator.model("chat")).state is ModelState.AWAKE
+
+    rig.run(story)
+
+
 async def lose_journal(rig: Rig) -> None:
     """A new and empty journal; ranks have seen the old one's epochs."""
     await rig.stop()

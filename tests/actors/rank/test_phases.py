@@ -11,6 +11,7 @@ from torpor.actors.messages import (
     DrainMode,
     FinishReason,
     GateReason,
+    Kind,
     LedgerPhase,
     Phase,
     PhaseCall,
@@ -316,6 +317,23 @@ async def test_a_slow_stage_is_stopped_by_an_abort(bench: Bench) -> None:
     bench.device.delay("", 0)
     assert bench.free_bytes() == CAPACITY_BYTES - ALL_BYTES
     assert (await bench.status()).gate_open
+
+
+async def test_status_shows_a_stage_that_runs_and_then_its_digest(bench: Bench) -> None:
+    """M6, M7: a coordinator that did not hear the answer must see what it would have told."""
+    assert (await bench.preflight(sleep())).ok
+    assert (await bench.drain()).ok
+    bench.device.delay("", 0.1)
+    staging = asyncio.create_task(bench.stage())
+    await asyncio.sleep(0.05)
+    status = await asyncio.wait_for(bench.status(), 2.0)
+    assert (status.staging, status.staging_kind, status.staged_digest) == ("op", Kind.SLEEP, "")
+    reply = await staging
+    bench.device.delay("", 0)
+    status = await bench.status()
+    assert reply.ok and (status.staging, status.staged_digest) == (None, reply.digest)
+    assert (await bench.abort()).ok
+    assert (await bench.status()).staged_digest == ""
 
 
 async def test_status_answers_while_a_commit_is_slow(bench: Bench) -> None:
