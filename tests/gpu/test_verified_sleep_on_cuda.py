@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from torpor.native import Device, Ledger
 
 pytestmark = pytest.mark.gpu
