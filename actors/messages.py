@@ -209,6 +209,7 @@ class RankStatus:
     error: str = ""
     staging: str | None = None  # the operation whose stage runs; it is not in ledger_phase yet
     staging_kind: Kind | None = None
+    gate_operation: str | None = None  # leader only: who has closed the gate and not opened it again
     staged_digest: str = ""  # as the stage of `operation` answered, while ledger_phase is staged
 
 

@@ -32,13 +32,18 @@ def judge(operation: str, decided: bool, statuses: Mapping[int, RankStatus]) -> 
 
 
 def in_doubt(statuses: Mapping[int, RankStatus]) -> list[str]:
-    """Operations that some rank has begun and not ended, whatever the journal says of them."""
+    """Operations that some rank has begun and not ended, whatever the journal says of them.
+
+    One whose stage the leader refused has left nothing but a closed gate, which is to be released, too.
+    """
     found = [
         operation
         for status in statuses.values()
         for operation in (
             status.operation if status.ledger_phase is not LedgerPhase.IDLE else None,
             status.staging,
+            # Of one that was committed here last the phase says what is left to do.
+            status.gate_operation if status.gate_operation != status.operation else None,
         )
         if operation is not None
     ]

@@ -171,6 +171,7 @@ class MemoryRank:
             live_sequences=self.gate.running,
             error=self.error,
             staging=self.staging,
+            gate_operation=self.gate.holder if self.rank == 0 else None,
             staged_digest=self.staged_digest if ledger.phase is LedgerPhase.STAGED else "",
         )
 
@@ -189,7 +190,9 @@ class MemoryRank:
 
     def _staged(self, call: PhaseCall) -> PhaseReply:
         reply = self.ledger.stage(call)
-        if reply.ok:
+        if not reply.ok:
+            self._keep_closed(call)
+        else:
             kind = self.ledger.kind
             self.gate.close(call.operation, GateReason.SLEEPING if kind is Kind.SLEEP else GateReason.WAKING)
         return reply
@@ -213,6 +216,11 @@ class MemoryRank:
             self.gate.settle(reason)
         return reply
 
+    def _keep_closed(self, call: PhaseCall) -> None:
+        """A stage that said no: the other ranks may have staged, so that only the coordinator may reopen."""
+        if self.gate.holder == call.operation:
+            self._end_lease()
+
     def _end_lease(self) -> None:
         if self._lease is not None:
             self._lease.cancel()
@@ -225,6 +233,8 @@ class MemoryRank:
             if call.epoch < self.epoch:
                 reply = self.ledger.refuse(Refusal(RejectCode.REFUSED, f"epoch {call.epoch} is over"))
             elif fault is Fault.REFUSE:
+                if method == "stage":
+                    self._keep_closed(call)
                 reply = self.ledger.refuse(
                     Refusal(RejectCode.REFUSED, f"rank {self.rank} refuses, as scripted")
                 )

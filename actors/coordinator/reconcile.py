@@ -13,6 +13,7 @@ from torpor.actors.coordinator.judge import Judgement, disagreement, in_doubt, j
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
 from torpor.actors.coordinator.steps import Step
 from torpor.actors.messages import (
+    GateReason,
     Kind,
     Operation,
     OperationRequest,
@@ -145,6 +146,8 @@ class Reconciler:
             if operation_id in (found.staging, found.operation)
         ]
         decided = await self._journal.is_decided(operation_id)
+        if any(found.gate_reason is GateReason.WAKING for found in survey.there.values()):
+            kinds.append(Kind.WAKE)  # known by nothing but the leader's gate
         kind = next((kind for kind in kinds if kind is not None), Kind.SLEEP)
         request = OperationRequest(kind, runtime.config.name)
         operation = await self._journal.operation(operation_id)

@@ -240,6 +240,7 @@ class RankCore:
             prefix_tokens=machinery.prefix_tokens() if machinery else 0,
             error=machinery.error if machinery else self._error,
             staging=staging,
+            gate_operation=leader.gate.holder if leader else None,
             staging_kind=staging_kind,
             staged_digest=digest,
         )

@@ -71,6 +71,12 @@ class Gate:
             return self._reason
 
     @property
+    def holder(self) -> str | None:
+        """The operation that is to settle or to release it."""
+        with self._lock:
+            return self._hold.operation if self._hold is not None else None
+
+    @property
     def running(self) -> int:
         """Requests admitted and not yet left."""
         with self._lock:

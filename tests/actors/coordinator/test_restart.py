@@ -230,6 +230,27 @@ def test_without_a_journal_a_stage_that_still_runs_is_aborted(rig: Rig) -> None:
     rig.run(story)
 
 
+def test_without_a_journal_a_gate_that_a_refused_stage_has_left_closed_is_released(rig: Rig) -> None:
+    """M6: no rank has anything staged, and yet the leader waits for a word."""
+
+    async def story() -> None:
+        before = rig.free_bytes()
+        rig.chat[0].fault("stage", Fault.REFUSE)
+        for follower in rig.chat[1:]:
+            follower.fault("stage", Fault.HANG)
+            follower.fault("abort", Fault.HANG, 1000)
+        await rig.coordinator.submit(SLEEP)
+        await asyncio.sleep(1.0)
+        assert all(rank.ledger.phase is LedgerPhase.IDLE for rank in rig.chat) and not rig.gate_open()
+        await lose_journal(rig)
+        rig.assert_untouched(before)
+        assert (await rig.coordinator.operation("op-1")).state is OperationState.REJECTED
+        assert (await rig.coordinator.model("chat")).state is ModelState.AWAKE
+        assert (await rig.do(SLEEP)).state is OperationState.SUCCEEDED
+
+    rig.run(story)
+
+
 async def lose_journal(rig: Rig) -> None:
     """A new and empty journal; ranks have seen the old one's epochs."""
     await rig.stop()

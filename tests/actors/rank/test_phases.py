@@ -161,8 +161,11 @@ async def test_a_stage_that_fails_leaves_everything_as_it_was(bench: Bench) -> N
     assert not reply.ok
     assert bench.free_bytes() == CAPACITY_BYTES - ALL_BYTES
     assert bench.engine.resumed == 1, "it is as before the phase"
-    assert (await bench.status()).gate_reason is GateReason.SLEEPING, "the other ranks may have staged"
+    status = await bench.status()
+    assert status.gate_reason is GateReason.SLEEPING, "the other ranks may have staged"
+    assert status.gate_operation == "op", "so that whoever comes after knows what to abort"
     assert (await bench.abort()).ok
+    assert (await bench.status()).gate_operation is None
     assert (await bench.status()).gate_open
     assert not bench.engine.resting
     await bench.whole(sleep(), "retry")
