@@ -44,7 +44,8 @@ class RankPort(Protocol):
 
     rank: int
 
-    async def status(self) -> RankStatus: ...
+    async def status(self, epoch: int | None = None) -> RankStatus:
+        """epoch: of a coordinator that begins; from now on the rank refuses calls of lower ones."""
 
     async def preflight(self, call: PhaseCall, request: OperationRequest) -> PhaseReply:
         """Reads only. The rank keeps the plan for `stage`."""

@@ -116,8 +116,12 @@ class MemoryRank:
         self.gate.fail()
         self.ledger.drop_everything()
 
-    async def status(self) -> RankStatus:
-        return await self._answer("status", self._status)
+    async def status(self, epoch: int | None = None) -> RankStatus:
+        def answer() -> RankStatus:
+            self.epoch = max(self.epoch, epoch or 0)
+            return self._status()
+
+        return await self._answer("status", answer)
 
     async def preflight(self, call: PhaseCall, request: OperationRequest) -> PhaseReply:
         return await self._phase("preflight", call, lambda: self.ledger.preflight(call, request))

@@ -89,7 +89,7 @@ class Reconciler:
         async def ask(rank: int) -> None:
             try:
                 async with asyncio.timeout(timeout_s):
-                    status = await runtime.ports[rank].status()
+                    status = await runtime.ports[rank].status(self._execution.epoch)
             except RankUnreachable as error:
                 survey.gone[rank] = f"rank {rank} is gone: {error}"
             except TimeoutError:

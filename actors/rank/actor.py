@@ -72,8 +72,8 @@ class RankActor:
         self._core.fail(reason)
 
     @in_group("health")
-    async def status(self) -> RankStatus:
-        return await self._core.status()
+    async def status(self, epoch: int | None = None) -> RankStatus:
+        return await self._core.status(epoch)
 
     @in_group("control")
     async def preflight(self, call: PhaseCall, request: OperationRequest) -> PhaseReply:

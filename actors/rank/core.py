@@ -116,8 +116,13 @@ class RankCore:
         if self._leader is not None:
             self._leader.fail(reason)
 
-    async def status(self) -> RankStatus:
-        """Never waits for a phase that runs."""
+    async def status(self, epoch: int | None = None) -> RankStatus:
+        """Never waits for a phase that runs. epoch: a coordinator's; calls with a lower one are refused from now on."""
+        if epoch is not None:
+            # Before it is loaded the spec keeps it, for the phases that are still to come.
+            self._spec = replace(self._spec, epoch=max(epoch, self._spec.epoch))
+            if self._phases is not None:
+                self._phases.hear(epoch)
         return await asyncio.to_thread(self._status)
 
     # --- RankPort ---

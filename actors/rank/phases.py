@@ -55,6 +55,10 @@ class Phases:
     def epoch(self) -> int:
         return self._epoch
 
+    def hear(self, epoch: int) -> None:
+        """A coordinator is there that has this epoch."""
+        self._epoch = max(self._epoch, epoch)
+
     def staging(self) -> tuple[str | None, Kind | None]:
         """Operation and kind of the stage that runs or waits for its turn."""
         tx = self._transactions.staging()
@@ -113,7 +117,8 @@ class Phases:
                 self._leader.gate.release(call.operation)
         # Its key among the replies is that of the phase it undoes: an abort has no phase word of its own.
         async with self._turn:
-            return await self._abort(tx, call)
+            stale = self._check_epoch(call)  # a new coordinator may have come, and have decided
+            return stale if stale is not None else await self._abort(tx, call)
 
     # --- the work ---
 
@@ -205,6 +210,8 @@ class Phases:
         try:
             if in_turn:
                 async with self._turn:
+                    if (stale := self._check_epoch(call)) is not None:
+                        return stale  # a new coordinator came while this waited; not this phase's answer for ever
                     reply = await self._work(tx, call, work)
             else:
                 reply = await self._work(tx, call, work)

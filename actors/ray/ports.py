@@ -34,8 +34,8 @@ class RayRankPort:
         self.rank = rank
         self._handle = handle
 
-    async def status(self) -> RankStatus:
-        return cast(RankStatus, await self._call("status"))
+    async def status(self, epoch: int | None = None) -> RankStatus:
+        return cast(RankStatus, await self._call("status", epoch))
 
     async def preflight(self, call: PhaseCall, request: OperationRequest) -> PhaseReply:
         return cast(PhaseReply, await self._call("preflight", call, request))

@@ -43,8 +43,8 @@ class Bench:
     def free_bytes(self) -> int:
         return self.device.memory_info()[0]
 
-    async def status(self) -> RankStatus:
-        return await self.core.status()
+    async def status(self, epoch: int | None = None) -> RankStatus:
+        return await self.core.status(epoch)
 
     async def admit(self, *requests: GenerateRequest) -> list[str]:
         return [reply.admission.value for reply in await self.core.submit("front", requests)]

@@ -13,12 +13,15 @@ from coordinator_virtual_time import run
 from torpor.actors.coordinator import Fault
 from torpor.actors.coordinator.judge import Judgement, disagreement, in_doubt, judge
 from torpor.actors.messages import (
+    DrainSpec,
     Kind,
     LedgerPhase,
     ModelState,
     OnConflict,
     Operation,
     OperationState,
+    Phase,
+    PhaseCall,
     RankStatus,
     RejectCode,
 )
@@ -384,6 +387,20 @@ def test_a_new_journal_takes_an_epoch_above_all_that_ranks_have_seen(rig: Rig) -
         taken = rig.coordinator.epoch
         await rig.restart()
         assert rig.coordinator.epoch > taken, "the journal has kept it"
+
+    rig.run(story)
+
+
+def test_ranks_refuse_the_old_coordinator_from_the_moment_the_new_one_asks(rig: Rig) -> None:
+    """M6: nothing of an operation is on its way yet, so that no call of the new one would tell them."""
+
+    async def story() -> None:
+        old = rig.coordinator.epoch
+        await rig.restart()
+        assert {rank.epoch for rank in rig.chat} == {rig.coordinator.epoch} and rig.coordinator.epoch > old
+        late = await rig.chat[0].drain(PhaseCall("op-late", Phase.DRAIN, old), DrainSpec(), 1.0, 60.0)
+        assert not late.ok and "is over" in late.refusals[0].reason
+        assert rig.gate_open()
 
     rig.run(story)
 

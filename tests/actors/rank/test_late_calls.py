@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from ranks.bench import Bench, sleep
 
 from torpor.actors.messages import GateReason, LedgerPhase
@@ -17,6 +19,25 @@ async def test_a_late_abort_leaves_the_engine_at_rest_under_another_operation_s_
     assert (status.ledger_phase, status.operation) == (LedgerPhase.STAGED, "second")
     assert bench.engine.resting and not status.gate_open
     assert (await bench.commit("second")).ok and (await bench.publish("second")).ok
+
+
+async def test_status_that_brings_a_new_epoch_ends_the_old_coordinator_s_calls(bench: Bench) -> None:
+    """M6: also of those that wait for their turn behind a stage."""
+    assert (await bench.preflight(sleep(), "op")).ok and (await bench.drain("op")).ok
+    bench.device.delay("", 0.05)
+    staging = asyncio.create_task(bench.stage("op"))
+    await asyncio.sleep(0.02)
+    waiting = asyncio.create_task(bench.preflight(sleep(), "next"))
+    await asyncio.sleep(0.02)
+    status = await bench.status(epoch=9)
+    assert (status.epoch, status.staging) == (9, "op")
+    assert (await staging).ok
+    bench.device.delay("", 0)
+    for reply in (await waiting, await bench.commit("op"), await bench.abort("op")):
+        assert not reply.ok and "is over" in reply.refusals[0].reason
+    assert (await bench.status(epoch=3)).epoch == 9, "it never falls"
+    bench.epoch = 9
+    assert (await bench.commit("op")).ok and (await bench.publish("op")).ok
 
 
 async def test_a_late_drain_does_not_overtake_the_operation_that_came_after_it(bench: Bench) -> None:
