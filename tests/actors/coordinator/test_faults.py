@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from coordinator_rig import RANK_BYTES, SLEEP, WAKE, Rig, asking
 
-from torpor.actors.coordinator import Fault
+from torpor.actors.coordinator import Fault, MemoryRank
 from torpor.actors.messages import (
+    DrainSpec,
     GateReason,
     Kind,
     LedgerPhase,
     ModelState,
     OperationState,
+    PhaseCall,
+    PhaseReply,
     RankOutcome,
     RejectCode,
 )
@@ -237,5 +242,45 @@ def test_room_that_goes_between_preflight_and_stage_is_taken_back_on_all_ranks(r
         assert (operation.state, operation.code) == (OperationState.REJECTED, RejectCode.DEVICE_MEMORY)
         assert [rig.free_bytes()[0], rig.free_bytes()[2]] == [free[0], free[2]]
         assert operation.needed_bytes == RANK_BYTES and not rig.gate_open()
+
+    rig.run(story)
+
+
+def test_a_drain_s_lease_outlasts_all_deadlines_to_the_end_of_an_abort(rig: Rig) -> None:
+    """G1: the leader hears of nothing but its drain, while a follower is staged until the last abort is through."""
+
+    async def story() -> None:
+        deadlines, leader = rig.config.deadlines, rig.chat[0]
+        lease_ends_s: list[float] = []
+        open_behind: list[float] = []
+        drain = leader.drain
+
+        async def drained(call: PhaseCall, spec: DrainSpec, timeout_s: float, lease_s: float) -> PhaseReply:
+            reply = await drain(call, spec, timeout_s, lease_s)
+            lease_ends_s.append(rig.loop_time() + lease_s)
+            return reply
+
+        def watch(moment: str, method: str, rank: MemoryRank) -> None:
+            if method == "stage":
+                leader.fault("status", Fault.HANG, FOREVER)  # nor does it tell in doubt
+            if any(each.ledger.phase is LedgerPhase.STAGED for each in rig.chat) and rig.gate_open():
+                open_behind.append(rig.loop_time())
+
+        leader.drain = drained  # type: ignore[method-assign]
+        for method in ("stage", "abort"):
+            leader.fault(method, Fault.HANG, FOREVER)
+        for rank in rig.chat:
+            rank.on_call = watch
+        rig.chat[1].fault("abort", Fault.REFUSE, FOREVER)  # asked again until the deadline
+        rig.solo.delay_s = {"stage": deadlines.stage_s - 2.0}  # it has the device, nearly too long
+        other = await rig.coordinator.submit(asking(Kind.SLEEP, "solo"))
+        await asyncio.sleep(1.0)
+        began_s = rig.loop_time()
+        operation = await rig.do(SLEEP)
+        assert operation.state is OperationState.FAILED
+        took_s = rig.loop_time() - began_s
+        assert took_s > 2 * deadlines.stage_s + deadlines.commit_s - 4.0, "the deadlines were not used up"
+        assert rig.loop_time() < lease_ends_s[0] and not open_behind and not rig.gate_open()
+        assert (await rig.coordinator.wait(other.id, 1.0)).state is OperationState.SUCCEEDED
 
     rig.run(story)
