@@ -20,10 +20,10 @@
  *     time only when a rank is silent for good. A drain's lease outlasts the deadlines from there to the end of an abort
  *     (Driver._lease_s) and a restart of the coordinator, so it ends when a coordinator died in the drain, or after the
  *     operation where the leader did not hear of its end.
- *   - Not yet in the code, and therefore not proved of it: `status` that brings a new coordinator's epoch (the code
- *     raises it with its first call), `status` that shows a stage that runs and the digest of what is staged, and an
- *     abort that leaves the gate of a lost model closed (the code's gate is closed by CoordinatorActor._watch, up to a
- *     second later). Each has a macro or a call of its own below. JOURNAL_LOSSES is for these; it is not searched yet.
+ *   - `status` brings a new coordinator's epoch (RankStatus.epoch, RankPort.status), and tells of a stage that runs
+ *     (staging), of what is staged (staged_digest) and of who holds the gate (gate_operation). An abort for a model that
+ *     is lost closes the gate for good (RankPort.abort: lost). A new journal takes an epoch above all that ranks have
+ *     seen (Coordinator.start).
  *   - `in_doubt` is a word for people: the gate is as closed as before.
  */
 
@@ -140,7 +140,7 @@ byte ans[2], targets, to_send, sig;
 byte kind[2];
 bool failed;          /* Published.failed */
 bool lease_holds[2];  /* drained by a coordinator that lives, or asked to stage; and the operation has not ended */
-byte seen[2], seen_phase[2], seen_op[2];
+byte seen[2], seen_phase[2], seen_op[2], seen_hold;
 
 /* The journal. */
 #define ABSENT   0
@@ -686,7 +686,8 @@ inline look(r)
 		:: phase[r] != IDLE -> seen_phase[r] = phase[r]; seen_op[r] = current[r]
 		:: phase[r] == IDLE && staging[r] -> seen_phase[r] = STAGING; seen_op[r] = staging[r]
 		:: else -> seen_phase[r] = IDLE; seen_op[r] = last[r]
-		fi
+		fi;
+		if :: r == 0 -> seen_hold = hold :: else fi
 	:: else -> seen[r] = LOST
 	fi
 }
@@ -694,6 +695,11 @@ inline look(r)
 #define SEEN(r, p) (seen[r] == YES && seen_op[r] == op + 1 && seen_phase[r] == p)
 #define PAST(r)    (SEEN(r, COMMITTING) || SEEN(r, COMMITTED) || SEEN(r, IDLE))
 #define STRAY(r)   (seen[r] == YES && seen_phase[r] != IDLE)
+#ifdef GATES_ARE_NOT_ASKED
+#define GATE_HELD  false
+#else
+#define GATE_HELD  (seen[0] == YES && seen_hold != 0 && seen_hold != seen_op[0])
+#endif
 
 /* Reconciler._settle_operations, judge.py. */
 inline settle()
@@ -701,8 +707,12 @@ inline settle()
 	if
 	:: journal_state[0] == RUNNING -> op = 0; sig = YES
 	:: journal_state[0] != RUNNING && journal_state[1] == RUNNING -> op = 1; sig = YES
-	:: journal_state[0] != RUNNING && journal_state[1] != RUNNING && (STRAY(0) || STRAY(1)) ->
-		if :: STRAY(0) -> op = seen_op[0] - 1 :: else -> op = seen_op[1] - 1 fi;
+	:: journal_state[0] != RUNNING && journal_state[1] != RUNNING && (STRAY(0) || STRAY(1) || GATE_HELD) ->
+		if
+		:: STRAY(0) -> op = seen_op[0] - 1
+		:: !STRAY(0) && STRAY(1) -> op = seen_op[1] - 1
+		:: else -> op = seen_hold - 1
+		fi;
 		journal_state[op] = RUNNING;
 		sig = YES
 	:: else -> sig = NONE
@@ -736,7 +746,7 @@ inline settle()
 		fi;
 		if :: step == COMMIT && targets == 0 -> sig = LOST :: else fi
 	fi;
-	seen[0] = 0; seen[1] = 0; seen_phase[0] = 0; seen_phase[1] = 0; seen_op[0] = 0; seen_op[1] = 0
+	seen[0] = 0; seen[1] = 0; seen_phase[0] = 0; seen_phase[1] = 0; seen_op[0] = 0; seen_op[1] = 0; seen_hold = 0
 }
 
 #define ALL_STAGED (phase[0] == STAGED && current[0] == op + 1 && phase[1] == STAGED && current[1] == op + 1)

@@ -14,7 +14,16 @@ from pathlib import Path
 import pytest
 
 MODEL = Path(__file__).parent / "sleep_wake.pml"
-BUDGETS = ("CRASHES", "RANK_FAULTS", "LOSSES", "DOUBLES", "REFUSALS", "MISMATCHES", "REQUESTS")
+BUDGETS = (
+    "CRASHES",
+    "RANK_FAULTS",
+    "LOSSES",
+    "DOUBLES",
+    "REFUSALS",
+    "MISMATCHES",
+    "REQUESTS",
+    "JOURNAL_LOSSES",
+)
 LIMIT_S = 120
 MEMORY_MIB = 2048
 ADVICE = "spin is missing: install it (Debian's package spin) to check the protocol's model"
@@ -36,6 +45,13 @@ SEARCHES = {
         "MISMATCHES": 1,
         "REQUESTS": 1,
     },
+    "a journal that is lost with the coordinator": {
+        "OPERATIONS": 1,
+        "CRASHES": 1,
+        "JOURNAL_LOSSES": 1,
+        "LOSSES": 1,
+        "REFUSALS": 1,
+    },
     "two operations": {"OPERATIONS": 2, "REQUESTS": 1},
 }
 
@@ -45,6 +61,9 @@ FAULTY = {
     "FORGETS_THE_JOURNAL": {"OPERATIONS": 1, "CRASHES": 1},
     "LEASE_ENDS_A_STAGE": {"OPERATIONS": 1},
     "OLD_DRAINS_OVERTAKE": {"OPERATIONS": 2},
+    "STATUS_TELLS_NO_EPOCH": {"OPERATIONS": 1, "CRASHES": 1, "REFUSALS": 1, "JOURNAL_LOSSES": 1},
+    "STATUS_TELLS_NO_DIGEST": {"OPERATIONS": 1, "LOSSES": 1, "MISMATCHES": 1},
+    "GATES_ARE_NOT_ASKED": {"OPERATIONS": 1, "CRASHES": 1, "REFUSALS": 1, "JOURNAL_LOSSES": 1},
 }
 
 
