@@ -11,7 +11,7 @@ from torpor.actors.coordinator.execution import Execution
 from torpor.actors.coordinator.journal import Journal
 from torpor.actors.coordinator.judge import Judgement, disagreement, in_doubt, judge
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
-from torpor.actors.coordinator.steps import Step
+from torpor.actors.coordinator.steps import RELOAD, Step
 from torpor.actors.messages import (
     GateReason,
     Kind,
@@ -169,6 +169,9 @@ class Reconciler:
             rank: f"rank {rank}: {status.error}" for rank, status in survey.there.items() if status.error
         }
         failed = "; ".join((survey.gone | broken).values()) or disagreement(survey.there)
+        if not failed and any(status.gate_reason is GateReason.FAILED for status in survey.there.values()):
+            # All are there again, but the leader was told that one was lost, and lets nobody in any more.
+            failed = runtime.published.failed or f"the leader has closed its gate for good; {RELOAD}"
         stuck = in_doubt(survey.there)
         if stuck and not failed:
             failed = f"operation {', '.join(stuck)} could not be ended on every rank"

@@ -361,6 +361,18 @@ def test_a_failed_model_stays_failed_over_a_restart_until_its_ranks_are_replaced
     rig.run(story)
 
 
+def test_a_model_whose_gate_is_closed_for_good_does_not_count_as_awake_when_all_ranks_are_there_again(
+    rig: Rig,
+) -> None:
+    async def story() -> None:
+        rig.chat[0].gate.fail()
+        await rig.restart()
+        view = await rig.coordinator.model("chat")
+        assert view.state is ModelState.FAILED and "restart the service" in view.error
+
+    rig.run(story)
+
+
 def test_the_epoch_rises_and_ranks_refuse_the_old_one(rig: Rig) -> None:
     async def story() -> None:
         old = rig.coordinator
