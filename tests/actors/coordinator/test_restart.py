@@ -11,18 +11,13 @@ from coordinator_rig import PATIENCE_S, RANK_BYTES, SLEEP, WAKE, Rig, asking
 from coordinator_virtual_time import run
 
 from torpor.actors.coordinator import Fault
-from torpor.actors.coordinator.judge import Judgement, disagreement, in_doubt, judge
 from torpor.actors.messages import (
-    DrainSpec,
     Kind,
     LedgerPhase,
     ModelState,
     OnConflict,
     Operation,
     OperationState,
-    Phase,
-    PhaseCall,
-    RankStatus,
     RejectCode,
 )
 
@@ -184,85 +179,6 @@ def test_a_rank_that_died_with_the_coordinator_after_the_decision_does_not_stop_
     rig.run(story)
 
 
-def test_a_rank_that_committed_proves_the_decision_when_the_journal_is_lost(rig: Rig) -> None:
-    async def story() -> None:
-        rig.chat[0].fault("publish", Fault.HANG, 1000)
-        rig.chat[1].fault("commit", Fault.HANG, 1000)
-        await rig.coordinator.submit(SLEEP)
-        await asyncio.sleep(1.0)
-        assert [rank.ledger.phase for rank in rig.chat].count(LedgerPhase.COMMITTED) == 2
-        await lose_journal(rig)
-        assert rig.parked() == [BOTH] * 3 and all(rank.ledger.phase is LedgerPhase.IDLE for rank in rig.chat)
-        view = await rig.coordinator.model("chat")
-        assert (view.state, view.gate_open) == (ModelState.ASLEEP, False)
-        assert (await rig.do(WAKE)).state is OperationState.SUCCEEDED
-
-    rig.run(story)
-
-
-def test_without_a_journal_what_is_staged_is_aborted(rig: Rig) -> None:
-    async def story() -> None:
-        before = rig.free_bytes()
-        rig.chat[1].fault("stage", Fault.HANG)
-        await rig.coordinator.submit(SLEEP)
-        await asyncio.sleep(1.0)
-        assert [rank.ledger.phase for rank in rig.chat].count(LedgerPhase.STAGED) == 2
-        await lose_journal(rig)
-        rig.assert_untouched(before)
-        assert (await rig.coordinator.model("chat")).state is ModelState.AWAKE
-
-    rig.run(story)
-
-
-def test_without_a_journal_a_stage_that_still_runs_is_aborted(rig: Rig) -> None:
-    """M6: nobody else would ever take back what it stages."""
-
-    async def story() -> None:
-        before = rig.free_bytes()
-        for rank in rig.chat:
-            rank.delay_s = {"stage": 30.0}
-        await rig.coordinator.submit(SLEEP)
-        await asyncio.sleep(1.0)
-        assert [rank.staging for rank in rig.chat] == ["op-1"] * 3
-        await lose_journal(rig)
-        await asyncio.sleep(60.0)
-        rig.assert_untouched(before)
-        assert (await rig.coordinator.operation("op-1")).state is OperationState.REJECTED
-        assert (await rig.coordinator.model("chat")).state is ModelState.AWAKE
-
-    rig.run(story)
-
-
-def test_without_a_journal_a_gate_that_a_refused_stage_has_left_closed_is_released(rig: Rig) -> None:
-    """M6: no rank has anything staged, and yet the leader waits for a word."""
-
-    async def story() -> None:
-        before = rig.free_bytes()
-        rig.chat[0].fault("stage", Fault.REFUSE)
-        for follower in rig.chat[1:]:
-            follower.fault("stage", Fault.HANG)
-            follower.fault("abort", Fault.HANG, 1000)
-        await rig.coordinator.submit(SLEEP)
-        await asyncio.sleep(1.0)
-        assert all(rank.ledger.phase is LedgerPhase.IDLE for rank in rig.chat) and not rig.gate_open()
-        await lose_journal(rig)
-        rig.assert_untouched(before)
-        assert (await rig.coordinator.operation("op-1")).state is OperationState.REJECTED
-        assert (await rig.coordinator.model("chat")).state is ModelState.AWAKE
-        assert (await rig.do(SLEEP)).state is OperationState.SUCCEEDED
-
-    rig.run(story)
-
-
-async def lose_journal(rig: Rig) -> None:
-    """A new and empty journal; ranks have seen the old one's epochs."""
-    await rig.stop()
-    for rank in rig.chat:
-        rank._faults.clear()
-    rig.journal_path = rig.journal_path.with_name("another.db")
-    await rig.start()
-
-
 def test_a_rank_that_is_silent_at_the_restart_is_asked_until_it_answers(rig: Rig) -> None:
     """A time-out is unknown, not failed."""
 
@@ -371,127 +287,3 @@ def test_a_model_whose_gate_is_closed_for_good_does_not_count_as_awake_when_all_
         assert view.state is ModelState.FAILED and "restart the service" in view.error
 
     rig.run(story)
-
-
-def test_the_epoch_rises_and_ranks_refuse_the_old_one(rig: Rig) -> None:
-    async def story() -> None:
-        old = rig.coordinator
-        await rig.do(SLEEP)
-        await rig.restart()
-        assert rig.coordinator.epoch == old.epoch + 1
-        await rig.do(WAKE)
-        assert {rank.epoch for rank in rig.chat} == {rig.coordinator.epoch}
-
-    rig.run(story)
-
-
-def test_a_new_journal_takes_an_epoch_above_all_that_ranks_have_seen(rig: Rig) -> None:
-    """M6: else ranks would refuse the coordinator for ever, and never the old one's late calls."""
-
-    async def story() -> None:
-        for _ in range(3):
-            await rig.restart()
-        await rig.do(SLEEP)
-        seen = max(rank.epoch for rank in rig.chat)
-        await lose_journal(rig)
-        assert rig.coordinator.epoch > seen
-        assert (await rig.do(WAKE)).state is OperationState.SUCCEEDED
-        taken = rig.coordinator.epoch
-        await rig.restart()
-        assert rig.coordinator.epoch > taken, "the journal has kept it"
-
-    rig.run(story)
-
-
-def test_ranks_refuse_the_old_coordinator_from_the_moment_the_new_one_asks(rig: Rig) -> None:
-    """M6: nothing of an operation is on its way yet, so that no call of the new one would tell them."""
-
-    async def story() -> None:
-        old = rig.coordinator.epoch
-        await rig.restart()
-        assert {rank.epoch for rank in rig.chat} == {rig.coordinator.epoch} and rig.coordinator.epoch > old
-        late = await rig.chat[0].drain(PhaseCall("op-late", Phase.DRAIN, old), DrainSpec(), 1.0, 60.0)
-        assert not late.ok and "is over" in late.refusals[0].reason
-        assert rig.gate_open()
-
-    rig.run(story)
-
-
-def test_a_rank_that_is_silent_at_the_start_and_has_seen_more_raises_the_epoch_later(rig: Rig) -> None:
-    async def story() -> None:
-        await rig.stop()
-        for rank in rig.chat:
-            rank.epoch = 70
-            rank.fault("status", Fault.HANG, 2)
-        await rig.start()
-        await asyncio.sleep(60.0)
-        assert rig.coordinator.epoch > 70
-        assert (await rig.do(SLEEP)).state is OperationState.SUCCEEDED
-
-    rig.run(story)
-
-
-# --- the table itself ---
-
-
-def status(
-    rank: int, phase: LedgerPhase, operation: str | None = "op", parked: tuple[str, ...] = ()
-) -> RankStatus:
-    return RankStatus(
-        model="chat",
-        rank=rank,
-        incarnation="one",
-        node="n",
-        pid=1,
-        epoch=1,
-        loaded=True,
-        ledger_phase=phase,
-        operation=operation,
-        kind=Kind.SLEEP,
-        tags=("weights",),
-        parked_tags=parked,
-        undefined_tags=(),
-        device_kind="host",
-        device_id="d",
-        device_free_bytes=1,
-        device_total_bytes=1,
-    )
-
-
-IDLE, STAGED = (LedgerPhase.IDLE, None), (LedgerPhase.STAGED, "op")
-COMMITTING, COMMITTED = (LedgerPhase.COMMITTING, "op"), (LedgerPhase.COMMITTED, "op")
-PUBLISHED, OTHER = (LedgerPhase.IDLE, "op"), (LedgerPhase.STAGED, "another")
-
-
-@pytest.mark.parametrize(
-    ("ranks", "decided", "expected"),
-    [
-        ([IDLE, IDLE], False, Judgement.ABORT),
-        ([STAGED, IDLE], False, Judgement.ABORT),
-        ([STAGED, STAGED], False, Judgement.ABORT),
-        ([STAGED, STAGED], True, Judgement.FORWARD),
-        ([STAGED, IDLE], True, Judgement.ABORT),  # an abort had begun
-        ([STAGED, COMMITTED], True, Judgement.FORWARD),
-        ([STAGED, COMMITTED], False, Judgement.FORWARD),
-        ([STAGED, COMMITTING], False, Judgement.FORWARD),
-        ([STAGED, PUBLISHED], False, Judgement.FORWARD),
-        ([PUBLISHED, PUBLISHED], True, Judgement.FORWARD),
-        ([IDLE, IDLE], True, Judgement.ABORT),
-        ([OTHER, OTHER], False, Judgement.ABORT),
-    ],
-)
-def test_the_in_doubt_table(
-    ranks: list[tuple[LedgerPhase, str | None]], decided: bool, expected: Judgement
-) -> None:
-    statuses = {rank: status(rank, *state) for rank, state in enumerate(ranks)}
-    assert judge("op", decided, statuses) is expected
-
-
-def test_what_ranks_hold_is_in_doubt_and_ranks_that_differ_cannot_serve() -> None:
-    assert in_doubt({0: status(0, *STAGED), 1: status(1, *OTHER), 2: status(2, *PUBLISHED)}) == [
-        "op",
-        "another",
-    ]
-    assert disagreement({0: status(0, *IDLE), 1: status(1, *IDLE)}) == ""
-    told = disagreement({0: status(0, *IDLE, parked=("weights",)), 1: status(1, *IDLE)})
-    assert "rank 0: weights; rank 1: nothing" in told and "restart the service" in told
