@@ -25,7 +25,9 @@ def test_a_rank_that_committed_proves_the_decision_when_the_journal_is_lost(rig:
         await asyncio.sleep(1.0)
         assert [rank.ledger.phase for rank in rig.chat].count(LedgerPhase.COMMITTED) == 2
         await lose_journal(rig)
-        assert rig.parked() == [{"kv_cache", "weights"}] * 3 and all(rank.ledger.phase is LedgerPhase.IDLE for rank in rig.chat)
+        assert rig.parked() == [{"kv_cache", "weights"}] * 3 and all(
+            rank.ledger.phase is LedgerPhase.IDLE for rank in rig.chat
+        )
         view = await rig.coordinator.model("chat")
         assert (view.state, view.gate_open) == (ModelState.ASLEEP, False)
         assert (await rig.do(WAKE)).state is OperationState.SUCCEEDED
