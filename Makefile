@@ -41,7 +41,8 @@ run: setup ## ask, sleep, see the memory free, be refused, wake, ask again
 serve: setup ## serve the small model on 127.0.0.1:8700 until interrupted
 	$(BIN)/torpor serve
 
-test: setup lint test-native test-sanitize test-python ## everything that CI checks
+# The C++ programs run twice here, under sanitizers; CI runs them as users would build them, too (test-native).
+test: setup lint test-sanitize test-python ## lint, the C++ tests under sanitizers, the Python tests
 
 test-native: $(VENV)/installed ## the C++ tests
 	$(call native_tests,build/native,)
