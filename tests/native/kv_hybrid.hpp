@@ -56,7 +56,7 @@ struct Tracked {
   Tokens tokens;
 };
 
-class Rig {
+class Rig : public KvTransactions<Rig> {
  public:
   explicit Rig(const Options& options = {})
       : scarce(std::make_shared<kv_rig::ScarceDevice>(
@@ -156,24 +156,6 @@ class Rig {
     }
     return true;
   }
-
-  [[nodiscard]] torpor::Plan plan(torpor::Action kind,
-                                  torpor::RestoreMode mode = torpor::RestoreMode::none) const {
-    torpor::Request request;
-    request.kind = kind;
-    request.operation = "test";
-    if (kind == torpor::Action::sleep) request.restore = {{"kv_cache", mode}};
-    return ledger->preflight(request);
-  }
-  void stage(const torpor::Plan& what) { ledger->stage(what, std::chrono::seconds(20)); }
-  void run(const torpor::Plan& what) {
-    CHECK(what.refusals.empty());
-    stage(what);
-    ledger->commit();
-    ledger->publish();
-  }
-  void sleep(torpor::RestoreMode mode) { run(plan(torpor::Action::sleep, mode)); }
-  void wake() { run(plan(torpor::Action::wake)); }
 
  private:
   static std::string unique_name() {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "kv_transactions.hpp"
 #include "torpor/errors.hpp"
 #include "torpor/kv/kv_manager.hpp"
 #include "torpor/ledger.hpp"
@@ -148,7 +149,7 @@ struct Options {
   std::shared_ptr<const torpor::kv::Codec> codec = torpor::kv::make_codec("identity");
 };
 
-class Rig {
+class Rig : public KvTransactions<Rig> {
  public:
   explicit Rig(const Options& options = {})
       : scarce(std::make_shared<ScarceDevice>(
@@ -231,24 +232,6 @@ class Rig {
       }
     }
     return true;
-  }
-
-  void sleep(torpor::RestoreMode mode) { run(plan(torpor::Action::sleep, mode)); }
-  void wake() { run(plan(torpor::Action::wake)); }
-  [[nodiscard]] torpor::Plan plan(torpor::Action kind,
-                                  torpor::RestoreMode mode = torpor::RestoreMode::none) const {
-    torpor::Request request;
-    request.kind = kind;
-    request.operation = "test";
-    if (kind == torpor::Action::sleep) request.restore = {{"kv_cache", mode}};
-    return ledger->preflight(request);
-  }
-  void stage(const torpor::Plan& what) { ledger->stage(what, std::chrono::seconds(20)); }
-  void run(const torpor::Plan& what) {
-    CHECK(what.refusals.empty());
-    stage(what);
-    ledger->commit();
-    ledger->publish();
   }
 
  private:
