@@ -55,6 +55,7 @@ class RestoreMode(StrEnum):
 class DrainMode(StrEnum):
     FINISH = "finish"
     ABORT = "abort"
+    IF_IDLE = "if_idle"  # refuse unless nothing runs or waits
 
 
 class OnConflict(StrEnum):
@@ -99,6 +100,7 @@ class RejectCode(StrEnum):
     HOST_MEMORY = "host_memory"
     EXTERNAL_REGISTRATION = "external_registration"
     DEVICE_BUSY = "device_busy"
+    NOT_IDLE = "not_idle"  # a drain with mode if_idle found requests
     DRAIN_TIMEOUT = "drain_timeout"
     STAGE_TIMEOUT = "stage_timeout"
     DIGEST_MISMATCH = "digest_mismatch"

@@ -25,7 +25,7 @@ MODES = [mode.value for mode in RestoreMode]
 DRAIN_MODES = [mode.value for mode in DrainMode]
 # Fields and values of later versions: refused by name, with other words than a misspelt one.
 LATER_FIELDS = frozenset({"wake_on_request", "lease_s", "on_expiry", "freeze_timeout_s"})
-LATER_VALUES = frozenset({"disk", "freeze", "if_idle"})
+LATER_VALUES = frozenset({"disk", "freeze"})
 MAX_BODY_BYTES = 16 << 20  # the longest prompts are far below
 
 Seconds = Annotated[float, Field(gt=0, le=86400)]
@@ -36,7 +36,7 @@ class _Body(BaseModel):
 
 
 class DrainBody(_Body):
-    mode: Literal["finish", "abort"] = "finish"
+    mode: Literal["finish", "abort", "if_idle"] = "finish"
     timeout_s: Seconds | None = None
 
 

@@ -127,6 +127,9 @@ class MemoryRank:
         return await self._phase("preflight", call, lambda: self.ledger.preflight(call, request))
 
     async def drain(self, call: PhaseCall, spec: DrainSpec, timeout_s: float, lease_s: float) -> PhaseReply:
+        if spec.mode is DrainMode.IF_IDLE and self.gate.running:
+            still = Refusal(RejectCode.NOT_IDLE, f"{self.gate.running} requests run or wait; ask again later")
+            return await self._phase("drain", call, lambda: self.ledger.refuse(still))
         if call.epoch >= self.epoch and self.ledger.phase is LedgerPhase.IDLE and not self.dead:
             self.gate.close(call.operation, GateReason.DRAINING)
             self._end_lease()

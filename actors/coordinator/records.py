@@ -99,7 +99,10 @@ def same_request(
     known: tuple[str, ...],
     defaults: Mapping[str, RestoreMode],
 ) -> bool:
-    """Same kind, model, tags and modes, with what is left out filled in: such a request joins the other."""
+    """Same kind, model, tags and modes, with what is left out filled in: such a request joins the other.
+
+    The drain's mode is one of them: who wants to wait must not be refused since another wanted an idle model.
+    """
     if (one.kind, one.model, one.dry_run) != (other.kind, other.model, other.dry_run):
         return False
     tags = effective_tags(one, known)
@@ -107,6 +110,8 @@ def same_request(
         return False
     if one.kind is Kind.WAKE:
         return True
+    if one.drain.mode is not other.drain.mode:
+        return False
     modes = [[request.restore.get(tag, defaults.get(tag)) for tag in tags] for request in (one, other)]
     return modes[0] == modes[1]
 

@@ -34,6 +34,10 @@ class GateFull(Exception):
     """As many requests as the engine may hold are inside."""
 
 
+class NotIdle(Exception):
+    """The gate was to be closed only if nothing ran or waited behind it; it is as before."""
+
+
 class GateHeld(Exception):
     """Another operation has staged behind this gate and is not decided yet."""
 
@@ -107,13 +111,19 @@ class Gate:
             emptied = hold.emptied if hold is not None and not self._admitted else None
         _resolve(emptied, Emptied.IDLE)
 
-    def begin_drain(self, operation: str) -> Future[Emptied]:
+    def begin_drain(self, operation: str, only_if_idle: bool = False) -> Future[Emptied]:
         """Close for this operation. The future resolves when nothing runs any more. Repeatable.
 
-        An operation that was left lying in its drain is overtaken. Raises GateHeld where one has staged.
+        An operation that was left lying in its drain is overtaken. Raises GateHeld where one has staged, and
+        NotIdle with only_if_idle where anybody is inside.
         """
         future: Future[Emptied] = Future()
         with self._lock:
+            if only_if_idle and self._admitted:
+                raise NotIdle(
+                    f"{len(self._admitted)} requests run or wait; ask again when they have ended, "
+                    "or drain with mode finish or abort"
+                )
             overtaken = self._hold.emptied if self._hold is not None else None
             hold = self._take(operation)
             hold.emptied, hold.lease_ends_at = future, None

@@ -22,7 +22,7 @@ from torpor.actors.messages import (
     Refusal,
     RejectCode,
 )
-from torpor.actors.rank.gate import Emptied, GateHeld
+from torpor.actors.rank.gate import Emptied, GateHeld, NotIdle
 from torpor.actors.rank.leader import Leader
 from torpor.actors.rank.machinery import Machinery
 from torpor.actors.rank.replies import refusal_of
@@ -127,8 +127,8 @@ class Phases:
     ) -> PhaseReply:
         gate = leader.gate
         try:
-            emptied = gate.begin_drain(call.operation)
-        except GateHeld as error:
+            emptied = gate.begin_drain(call.operation, only_if_idle=spec.mode is DrainMode.IF_IDLE)
+        except (GateHeld, NotIdle) as error:
             return self._reply(call, (refusal_of(error),))
         if spec.mode is DrainMode.ABORT:
             await asyncio.to_thread(leader.abort_running)

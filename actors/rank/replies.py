@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torpor.actors.messages import Refusal, RejectCode
-from torpor.actors.rank.gate import GateHeld, NotDrained
+from torpor.actors.rank.gate import GateHeld, NotDrained, NotIdle
 from torpor.native import (
     DeviceBusy,
     OutOfDeviceMemory,
@@ -24,6 +24,7 @@ CODES: Sequence[tuple[type[BaseException], RejectCode]] = (
     (TimeoutError, RejectCode.STAGE_TIMEOUT),
     (NotDrained, RejectCode.DRAIN_TIMEOUT),
     (GateHeld, RejectCode.CONFLICT),
+    (NotIdle, RejectCode.NOT_IDLE),
 )
 
 # Tags that a model can't compute without: woken without contents they leave the gate closed (C9).

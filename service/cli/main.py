@@ -82,7 +82,10 @@ def sleep(
         typer.Option(metavar="TAG=MODE", help="none, memset, cpu or pinned for a tag; may be repeated."),
     ] = None,
     drain: Annotated[
-        str | None, typer.Option(metavar="MODE", help="finish or abort what runs. Default: finish.")
+        str | None,
+        typer.Option(
+            metavar="MODE", help="finish or abort what runs; if_idle: only if nothing runs. Default: finish."
+        ),
     ] = None,
     drain_timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds.")] = None,
     timeout: Timeout = None,

@@ -34,7 +34,6 @@ BAD: list[tuple[str, str | None, Headers, int, str, str]] = [
     ("POST /sleep", '{"restore": {"weights": "disk"}}', {}, 422, "not_available", "disk"),
     ("POST /sleep", '{"drain": {"mode": "wait"}}', {}, 422, "unknown_mode", "finish, abort"),
     ("POST /sleep", '{"drain": {"mode": "freeze"}}', {}, 422, "not_available", "freeze"),
-    ("POST /sleep", '{"drain": {"mode": "if_idle"}}', {}, 422, "not_available", "if_idle"),
     ("POST /sleep", '{"lease_s": 5}', {}, 422, "not_available", "lease_s"),
     ("POST /sleep", '{"wake_on_request": true}', {}, 422, "not_available", "wake_on_request"),
     ("POST /sleep", '{"timeout_s": 0}', {}, 422, "invalid_field", "timeout_s"),
@@ -146,6 +145,19 @@ async def test_a_drain_out_of_time_is_504_and_says_how_to_force_it(rig: Rig) -> 
     assert (answer.status_code, answer.json()["code"]) == (504, "drain_timeout"), answer.text
     assert '"mode": "abort"' in answer.json()["hint"]
     assert (await rig.http.post("/sleep", json={"drain": {"mode": "abort"}})).json()["aborted_requests"] == 2
+
+
+async def test_a_sleep_that_wants_an_idle_model_is_409_while_anything_runs(rig: Rig) -> None:
+    """G2."""
+    rig.rank().gate.running = 1
+    answer = await rig.http.post("/sleep", json={"drain": {"mode": "if_idle"}})
+    assert (answer.status_code, answer.json()["code"]) == (409, "not_idle"), answer.text
+    assert "nothing was changed" in answer.json()["hint"]
+    model = (await rig.http.get("/models/chat")).json()
+    assert (model["state"], model["gate"]["open"]) == ("awake", True)
+    rig.rank().gate.running = 0
+    answer = await rig.http.post("/sleep", json={"drain": {"mode": "if_idle"}})
+    assert (answer.status_code, answer.json()["state"]) == (200, "succeeded"), answer.text
 
 
 async def test_a_wake_without_room_is_507_with_needed_and_free_bytes(rig: Rig) -> None:

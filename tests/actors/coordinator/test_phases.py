@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from coordinator_rig import KV_BYTES, RANK_BYTES, SLEEP, WAKE, WEIGHTS_BYTES, Rig, asking
 
 from torpor.actors.messages import (
@@ -157,6 +159,24 @@ def test_a_drain_out_of_time_is_rejected_and_the_gate_reopens(rig: Rig) -> None:
         rig.assert_untouched(before)
         operation = await rig.do(asking(Kind.SLEEP, drain=DrainSpec(mode=DrainMode.ABORT)))
         assert (operation.state, operation.aborted_requests) == (OperationState.SUCCEEDED, 3)
+
+    rig.run(story)
+
+
+def test_a_sleep_that_wants_an_idle_model_is_refused_at_once_while_anything_runs(rig: Rig) -> None:
+    """G2: the gate was never closed for it."""
+
+    async def story() -> None:
+        before, began_s = rig.free_bytes(), asyncio.get_running_loop().time()
+        rig.chat[0].gate.running = 1
+        idle = asking(Kind.SLEEP, drain=DrainSpec(DrainMode.IF_IDLE))
+        operation = await rig.do(idle)
+        assert (operation.state, operation.code) == (OperationState.REJECTED, RejectCode.NOT_IDLE)
+        assert asyncio.get_running_loop().time() - began_s < 1.0
+        assert (rig.chat[0].gate.running, rig.chat[0].gate.holder) == (1, None)
+        rig.assert_untouched(before)
+        rig.chat[0].gate.running = 0
+        assert (await rig.do(idle)).state is OperationState.SUCCEEDED
 
     rig.run(story)
 

@@ -10,6 +10,8 @@ from coordinator_rig import PATIENCE_S, SLEEP, WAKE, Rig, asking
 
 from torpor.actors.coordinator import Change, Fault
 from torpor.actors.messages import (
+    DrainMode,
+    DrainSpec,
     GateReason,
     Kind,
     ModelState,
@@ -159,6 +161,23 @@ def test_a_key_starts_anew_after_a_rejection(rig: Rig) -> None:
         assert first.state is OperationState.REJECTED
         second = await rig.do(keyed)
         assert (second.state, second.id != first.id) == (OperationState.SUCCEEDED, True)
+
+    rig.run(story)
+
+
+def test_who_would_wait_for_requests_does_not_join_who_wants_an_idle_model(rig: Rig) -> None:
+    """C4, G2: the second would be refused with the first."""
+
+    async def story() -> None:
+        slow(rig, preflight=1.0)
+        rig.chat[0].gate.running = 1
+        idle = await rig.coordinator.submit(asking(Kind.SLEEP, drain=DrainSpec(DrainMode.IF_IDLE)))
+        patient = await rig.coordinator.submit(
+            asking(Kind.SLEEP, drain=DrainSpec(DrainMode.ABORT), on_conflict=OnConflict.WAIT)
+        )
+        assert patient.id != idle.id
+        assert (await rig.coordinator.wait(idle.id)).code is RejectCode.NOT_IDLE
+        assert (await rig.coordinator.wait(patient.id)).state is OperationState.SUCCEEDED
 
     rig.run(story)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from torpor.actors.messages import FinishReason, GateReason
-from torpor.actors.rank.gate import Emptied, Gate, GateFull, GateHeld, NotDrained
+from torpor.actors.rank.gate import Emptied, Gate, GateFull, GateHeld, NotDrained, NotIdle
 
 
 class Clock:
@@ -85,6 +85,52 @@ def test_a_drain_waits_for_the_last_request(gate: Gate) -> None:
     gate.leave("b", FinishReason.ABORT)
     assert emptied.result(0) is Emptied.IDLE
     assert gate.drained("op", lease_s=5) == 1, "one was aborted"
+
+
+def test_a_drain_that_wants_an_idle_gate_is_refused_with_one_inside_and_the_gate_stays_open(
+    gate: Gate,
+) -> None:
+    """G2, G1: decided under the mutex of the admissions."""
+    gate.admit("a")
+    with pytest.raises(NotIdle, match="1 requests run or wait"):
+        gate.begin_drain("op", only_if_idle=True)
+    assert (gate.holder, gate.admit("b")) == (None, None)
+    gate.leave("a", FinishReason.STOP)
+    gate.leave("b", FinishReason.STOP)
+    assert gate.begin_drain("op", only_if_idle=True).result(0) is Emptied.IDLE
+    assert gate.admit("c") is GateReason.DRAINING
+
+
+def test_between_an_idle_drain_and_a_door_one_of_both_wins(gate: Gate) -> None:
+    """G1, G2: never is a request inside a gate that was closed as idle."""
+    closed: list[int] = []  # who was inside, each time
+    busy: list[int] = []
+    stop = threading.Event()
+
+    def drain() -> None:
+        for i in itertools.count():
+            if stop.is_set():
+                return
+            try:
+                gate.begin_drain(f"op-{i}", only_if_idle=True)
+                closed.append(gate.running)
+                gate.release(f"op-{i}")
+            except NotIdle:
+                busy.append(i)
+            time.sleep(0)
+
+    drainer = threading.Thread(target=drain)
+    drainer.start()
+    deadline = time.monotonic() + 10
+    while (len(closed) < 50 or len(busy) < 50) and time.monotonic() < deadline:
+        if gate.admit("a") is None:
+            time.sleep(0)  # the drain's turn, with this request inside
+            gate.leave("a", FinishReason.STOP)
+        time.sleep(0)
+    stop.set()
+    drainer.join()
+    assert len(closed) >= 50 and len(busy) >= 50, "one never won: this shows nothing"
+    assert not any(closed)
 
 
 def test_a_drain_reopens_by_itself_when_neither_stage_nor_release_comes(gate: Gate, clock: Clock) -> None:

@@ -101,6 +101,18 @@ async def test_an_aborting_drain_ends_requests_with_what_they_have(bench: Bench)
     assert events[-1].completion_tokens == len("".join(event.text for event in events)) > 0
 
 
+async def test_an_idle_drain_is_refused_while_a_request_runs_and_harms_it_not(bench: Bench) -> None:
+    """G2."""
+    request = bench.request(tokens=100)
+    await bench.admit(request)
+    reply = await bench.drain(mode=DrainMode.IF_IDLE)
+    assert [refusal.code for refusal in reply.refusals] == [RejectCode.NOT_IDLE]
+    assert (await bench.status()).gate_open
+    assert len("".join(event.text for event in await bench.read(request.id))) == 100
+    assert (await bench.drain("again", mode=DrainMode.IF_IDLE)).ok
+    assert await bench.admit(bench.request()) == ["closed"]
+
+
 async def test_a_drain_out_of_time_reopens_the_gate_and_harms_no_request(bench: Bench) -> None:
     request = bench.request(tokens=150)
     await bench.admit(request)
