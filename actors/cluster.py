@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import secrets
+import socket
 import time
 import uuid
 from collections.abc import MutableMapping
@@ -21,6 +22,7 @@ from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.actor import CoordinatorActor
 from torpor.actors.messages import ModelState, ModelView
 from torpor.actors.ports import Control, Inference
+from torpor.actors.ray.calls import first_line
 from torpor.actors.ray.inference import RayInference
 from torpor.actors.ray.names import COORDINATOR, JOURNAL_RESOURCE
 from torpor.actors.ray.ports import RayControl
@@ -28,10 +30,15 @@ from torpor.actors.ray.ports import RayControl
 OBJECT_STORE_BYTES = 80 << 20  # nothing large goes through it; Ray's least is 75 MiB
 SHUTDOWN_S = 30.0
 POLL_S = 0.2
+KNOCK_S = 5.0
 
 
 class NotLoaded(Exception):
     """Models that failed to load, or did not within the time; the text has each one's reason."""
+
+
+class NoCluster(Exception):
+    """There is no Ray cluster to join; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +104,27 @@ def start_local(config: ClusterConfig, environment: MutableMapping[str, str] | N
 
 
 def connect(namespace: str = "torpor", address: str = "auto") -> Cluster:
-    """Join the Ray cluster that runs on this machine. Its token must be in the environment, as Ray wants it."""
-    ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
+    """Join a Ray cluster that runs. Its token must be in the environment, as Ray wants it. Raises NoCluster."""
+    try:
+        _knock(address)
+        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
+    except (RayError, OSError, RuntimeError, ValueError) as error:
+        where = "on this machine" if address == "auto" else f"at {address}"
+        raise NoCluster(
+            f"no Ray cluster can be joined {where} ({first_line(error)}); start one with `ray start --head`, name "
+            "its address, and set RAY_AUTH_MODE and RAY_AUTH_TOKEN as it has them"
+        ) from error
     return _cluster(namespace, owned=False)
+
+
+def _knock(address: str) -> None:
+    """Ray asks an address where nobody listens again and again, for minutes. Raises OSError, ValueError."""
+    if address == "auto":
+        return
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        raise ValueError(f"{address!r} is not HOST:PORT, such as 10.0.0.7:6379")
+    socket.create_connection((host.strip("[]"), int(port)), KNOCK_S).close()
 
 
 def create_coordinator(config: ClusterConfig) -> None:

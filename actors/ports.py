@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from torpor.actors.config import ClusterConfig
 from torpor.actors.messages import (
     AdmissionReply,
     DrainSpec,
@@ -96,6 +97,9 @@ class Control(Protocol):
 
     async def model(self, name: str) -> ModelView:
         """With ranks' status. KeyError when there is no such model."""
+
+    async def describe(self) -> ClusterConfig:
+        """What the cluster is to look like now, its models included."""
 
 
 class GateClosed(Exception):

@@ -18,16 +18,16 @@ import uvicorn
 from structlog.typing import FilteringBoundLogger
 
 from torpor.actors.config import ClusterConfig
-from torpor.actors.messages import ModelState
 from torpor.actors.ports import Control, ControlUnreachable, Inference
 from torpor.service.admission import admission_from
 from torpor.service.app import create_app
+from torpor.service.loading import tell_states, until_loaded
 from torpor.service.settings.shape import Settings, cluster_config
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_POLL_S = 0.25
 _STREAMS_END_S = 5  # how long open streams may go on after a signal
 _TOLD_S = 3  # then they are told that they end, and get so long to hear it
+_DESCRIBE_S = 30  # a coordinator that restarts meanwhile is waited for
 
 
 class ServeError(Exception):
@@ -35,7 +35,7 @@ class ServeError(Exception):
 
 
 class Cluster(Protocol):
-    """A started cluster; its models may still be loading."""
+    """A started or joined cluster; its models may still be loading."""
 
     @property
     def control(self) -> Control: ...
@@ -46,7 +46,7 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What `serve` needs of the outside: how to start a cluster, who is told of progress, where logs go."""
+    """What `serve` needs of the outside: how to get at a cluster, who is told of progress, where logs go."""
 
     start_cluster: Callable[[ClusterConfig], Cluster]
     say: Callable[[str], None]
@@ -54,13 +54,19 @@ class Surroundings:
     cuda_device_count: Callable[[], int]
 
 
-def serve(settings: Settings, around: Surroundings) -> int:
-    """Until SIGINT or SIGTERM; 0, or 1 when the models could not be loaded. Raises ServeError before that."""
-    check_models(settings)
-    check_devices(settings, around.cuda_device_count)
+def serve(settings: Settings, around: Surroundings, joins: bool = False) -> int:
+    """Until SIGINT or SIGTERM; 0, or 1 when the models could not be loaded. Raises ServeError before that.
+
+    joins: the cluster is there already, with models of its own, and goes on when this front end ends.
+    """
+    if not joins:
+        check_models(settings)
+        check_devices(settings, around.cuda_device_count)
     with bind(settings.http.host, settings.http.port) as listener:
         config = cluster_config(settings)
-        for model in config.models:
+        if joins:
+            around.say(f"Joining the Ray cluster at {settings.ray.address}, namespace {config.namespace}")
+        for model in () if joins else config.models:
             around.say(f"Starting {model.name} ({model.engine.model}), {model.tensor_parallel} rank(s)")
         try:
             with _signals_held() as interrupted:
@@ -69,9 +75,12 @@ def serve(settings: Settings, around: Surroundings) -> int:
             # The second signal; or a SIGTERM that the cluster, half started, answers with an exit of its own.
             raise ServeError("interrupted while starting") from None
         try:
-            return 0 if interrupted() else asyncio.run(_serve(cluster, config, listener, around))
+            if interrupted():
+                return 0
+            return asyncio.run(_serve(cluster, None if joins else config, listener, around))
         finally:
-            around.say("Stopping: the ranks end, their memory is given back")
+            others = "the cluster goes on" if joins else "the ranks end, their memory is given back"
+            around.say(f"Stopping: {others}")
             cluster.shutdown()
 
 
@@ -149,9 +158,21 @@ class _Server(uvicorn.Server):
         yield
 
 
+async def _described(control: Control) -> ClusterConfig:
+    try:
+        async with asyncio.timeout(_DESCRIBE_S):
+            return await control.describe()
+    except ControlUnreachable as error:
+        raise ServeError(str(error)) from None
+    except TimeoutError:
+        raise ServeError(f"the coordinator did not answer within {_DESCRIBE_S} s; look at its logs") from None
+
+
 async def _serve(
-    cluster: Cluster, config: ClusterConfig, listener: socket.socket, around: Surroundings
+    cluster: Cluster, started: ClusterConfig | None, listener: socket.socket, around: Surroundings
 ) -> int:
+    """started: what is being loaded; None = a joined cluster, which tells by itself what it has."""
+    config = started or await _described(cluster.control)
     app = create_app(
         cluster.control,
         cluster.inference,
@@ -169,7 +190,11 @@ async def _serve(
     stopping = asyncio.Event()
     _stop_on_signals(server, stopping)
     ending = asyncio.create_task(_end_streams(stopping, cluster.inference))
-    loading = asyncio.create_task(_until_loaded(cluster.control, config, around.say))
+    loading = asyncio.create_task(
+        until_loaded(cluster.control, started, around.say)
+        if started is not None
+        else tell_states(cluster.control, around.say)
+    )
     host, port = listener.getsockname()[:2]
     around.say(f"Listening on http://{f'[{host}]' if ':' in host else host}:{port} (calls: /docs)")
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -211,40 +236,3 @@ def _stop_on_signals(server: uvicorn.Server, stopping: asyncio.Event) -> None:
 
     for number in _SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stop)
-
-
-async def _until_loaded(control: Control, config: ClusterConfig, say: Callable[[str], None]) -> bool:
-    """Tells of progress; True when every model is loaded, False when one has failed."""
-    told: dict[str, str] = {}
-    while True:
-        try:
-            views = await control.models(detail=True)
-        except ControlUnreachable as error:  # e.g. its journal cannot be used
-            say(f"nothing can be loaded: {error}")
-            return False
-        for view in views:
-            ready = sum(status.loaded for status in view.ranks)
-            news = f"{view.name}: {view.state}, {ready} of {view.tensor_parallel} rank(s) loaded"
-            if view.state is ModelState.FAILED:
-                reason = view.error or next(
-                    (rank.error for rank in view.ranks if rank.error), "no reason given"
-                )
-                say(f"{view.name}: loading failed: {reason}{_load_hint(reason)}")
-                return False
-            if told.get(view.name) != news:
-                told[view.name] = news
-                say(news)
-        if len(views) == len(config.models) and all(view.state is not ModelState.LOADING for view in views):
-            return True
-        await asyncio.sleep(_POLL_S)
-
-
-# What a person can change when loading ends with such an error.
-_LOAD_HINTS = {
-    "OutOfDeviceMemory": "lower kv_cache.gpu_bytes, raise device.host_capacity, or use more ranks",
-    "OutOfHostMemory": "lower kv_cache.host_bytes or host_pool.bytes, or raise node.host_bytes",
-}
-
-
-def _load_hint(reason: str) -> str:
-    return next((f". What helps: {hint}" for error, hint in _LOAD_HINTS.items() if error in reason), "")

@@ -64,6 +64,9 @@ class CoordinatorActor:
     async def model(self, name: str) -> ModelView:
         return await (await self._ready()).model(name)
 
+    async def describe(self) -> ClusterConfig:
+        return await (await self._ready()).describe()
+
     async def pid(self) -> int:
         return os.getpid()
 

@@ -297,6 +297,9 @@ class Coordinator:
         statuses = await asyncio.gather(*(self._status(runtime, port) for port in runtime.ports))
         return runtime.view(statuses)
 
+    async def describe(self) -> ClusterConfig:
+        return replace(self.config, models=tuple(runtime.config for runtime in self._models.values()))
+
     async def _status(self, runtime: ModelRuntime, port: RankPort) -> RankStatus:
         try:
             async with asyncio.timeout(STATUS_S):

@@ -9,6 +9,7 @@ from typing import Any, cast
 import ray
 from ray.actor import ActorHandle
 
+from torpor.actors.config import ClusterConfig
 from torpor.actors.messages import (
     DrainSpec,
     ModelView,
@@ -103,6 +104,9 @@ class RayControl:
     async def model(self, name: str) -> ModelView:
         return cast(ModelView, await self._call("model", name))
 
+    async def describe(self) -> ClusterConfig:
+        return cast(ClusterConfig, await self._call("describe"))
+
     async def _call(self, method: str, *arguments: Any) -> Any:
         try:
             if self._handle is None:
@@ -111,5 +115,6 @@ class RayControl:
         except (ActorGone, ValueError) as error:
             self._handle = None
             raise ControlUnreachable(
-                f"no coordinator in the namespace {self._namespace!r} ({error}); start one with `torpor serve`"
+                f"no coordinator in the namespace {self._namespace!r} ({error}); start one with "
+                "`torpor serve` or `torpor apply`"
             ) from error

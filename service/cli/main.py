@@ -56,9 +56,20 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option("--host", help="Loopback address to listen on.")] = None,
     port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="0 = any free one.")] = None,
+    connect: Annotated[
+        bool, typer.Option("--connect", help="Be a front end of a cluster that runs, and start no models.")
+    ] = False,
+    address: Annotated[
+        str | None,
+        typer.Argument(
+            help="With --connect: the Ray cluster, HOST:PORT. Default: ray.address of the settings."
+        ),
+    ] = None,
 ) -> None:
-    """Start the models and serve until SIGINT or SIGTERM."""
-    raise typer.Exit(run_serve(config, host, port))
+    """Start the models and serve until SIGINT or SIGTERM; or, with --connect, serve those of a running cluster."""
+    if address is not None and not connect:
+        raise typer.BadParameter("an address is for --connect only", param_hint="ADDRESS")
+    raise typer.Exit(run_serve(config, host, port, (address or "") if connect else None))
 
 
 @app.command()

@@ -14,21 +14,27 @@ from torpor.service.settings.load import load_settings
 from torpor.service.settings.shape import Settings
 
 
-def run_serve(config: Path | None, host: str | None, port: int | None) -> int:
+def run_serve(config: Path | None, host: str | None, port: int | None, join: str | None = None) -> int:
+    """join: the address of the Ray cluster to be a front end of, "" = the configured one; None: start one."""
     environment = dict(os.environ)
     # Options are the environment's nearer relations: they win over it, and are checked alike.
     if host is not None:
         environment["TORPOR_HTTP__HOST"] = host
     if port is not None:
         environment["TORPOR_HTTP__PORT"] = str(port)
-    settings = with_default_model(load_settings(config, environment), environment)
+    if join:
+        environment["TORPOR_RAY__ADDRESS"] = join
+    settings = load_settings(config, environment)
+    if join is None:
+        settings = with_default_model(settings, environment)
+    address = settings.ray.address
     around = Surroundings(
-        start_cluster=start_ray_cluster,
+        start_cluster=start_ray_cluster if join is None else lambda wanted: join_ray_cluster(wanted, address),
         say=say,
         logger=make_logger(sys.stderr),
         cuda_device_count=count_cuda_devices,
     )
-    return serve(settings, around)
+    return serve(settings, around, joins=join is not None)
 
 
 def say(text: str) -> None:
@@ -62,4 +68,14 @@ def start_ray_cluster(config: ClusterConfig) -> Cluster:
     from torpor.actors.cluster import start_local
 
     cluster: Cluster = start_local(config)
+    return cluster
+
+
+def join_ray_cluster(config: ClusterConfig, address: str) -> Cluster:
+    from torpor.actors.cluster import NoCluster, connect
+
+    try:
+        cluster: Cluster = connect(config.namespace, address)
+    except NoCluster as error:
+        raise ServeError(str(error)) from None
     return cluster

@@ -111,6 +111,13 @@ class HttpSettings(_Section):
         return host
 
 
+class RaySettings(_Section):
+    """address: of the Ray cluster that `serve --connect` and `apply` join; auto = RAY_ADDRESS, or this machine's."""
+
+    address: Annotated[str, Field(min_length=1)] = "auto"
+    namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "torpor"
+
+
 class JournalSettings(_Section):
     path: str = "~/.local/state/torpor/journal.db"
 
@@ -123,6 +130,7 @@ class Settings(_Section):
     deadlines: DeadlineSettings = DeadlineSettings()
     http: HttpSettings = HttpSettings()
     journal: JournalSettings = JournalSettings()
+    ray: RaySettings = RaySettings()
 
     @field_validator("models", mode="before")
     @classmethod
@@ -163,6 +171,7 @@ def cluster_config(settings: Settings) -> ClusterConfig:
         host_pool=HostPoolConfig(bytes=settings.host_pool.bytes),
         deadlines=Deadlines(**settings.deadlines.model_dump()),
         journal_path=str(Path(settings.journal.path).expanduser()),
+        namespace=settings.ray.namespace,
     )
 
 

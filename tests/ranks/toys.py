@@ -141,3 +141,8 @@ class ToyEngine:
 def make_engine(spec: RankSpec, ledger: Ledger, device: Device) -> ToyEngine:
     """For `engine.kind: ranks.toys:make_engine`."""
     return ToyEngine(spec, ledger, device)
+
+
+def make_slow_engine(spec: RankSpec, ledger: Ledger, device: Device) -> ToyEngine:
+    """Says ten tokens a second, as a large model does: streams last, and many of them cost nothing."""
+    return ToyEngine(spec, ledger, device, step_s=0.1)

@@ -88,6 +88,7 @@ def test_a_dry_run_changes_nothing(torpor: Run) -> None:
         (("serve", "--host", "0.0.0.0"), 2, "http.host"),
         (("serve", "--config", "/nowhere/torpor.yaml"), 2, "give an existing file"),
         (("serve", "--port", "99999"), 2, "--port"),
+        (("serve", "10.0.0.7:6379"), 2, "for --connect only"),
     ],
 )
 def test_a_wrong_command_is_one_clear_line_and_its_exit_code(

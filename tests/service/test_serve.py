@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,9 @@ import httpx
 import pytest
 from service_process import ServiceProcess, running
 
-from torpor.service.serve import ServeError, bind, check_devices, check_models
+from torpor.actors.ports import ControlUnreachable
+from torpor.service.logs import make_logger
+from torpor.service.serve import ServeError, Surroundings, bind, check_devices, check_models, serve
 from torpor.service.settings.load import load_settings
 
 HELLO = {"model": "chat", "messages": [{"role": "user", "content": "Go on."}], "stream": True}
@@ -167,3 +170,30 @@ def test_cuda_without_enough_gpus_is_told(found: int, ranks: int, says: str) -> 
     environment = {"TORPOR_DEVICE__KIND": "cuda", "TORPOR_MODELS__0__TENSOR_PARALLEL": str(ranks)}
     with pytest.raises(ServeError, match=says):
         check_devices(load_settings(None, environment), lambda: found)
+
+
+class WithoutCoordinator:
+    """A Ray cluster that was joined, and has no coordinator."""
+
+    left = False
+
+    async def describe(self) -> None:
+        raise ControlUnreachable("no coordinator in the namespace 'lab'; start one with `torpor apply`")
+
+    def shutdown(self) -> None:
+        self.left = True
+
+    control = inference = property(lambda self: self)
+
+
+def test_a_front_end_of_a_cluster_without_coordinator_says_how_to_start_one(tmp_path: Path) -> None:
+    """Its own models are not looked at: it has none."""
+    settings = load_settings(
+        None, {"TORPOR_HTTP__PORT": "0", "TORPOR_MODELS__0__ENGINE__MODEL": str(tmp_path / "gone.gguf")}
+    )
+    cluster, said = WithoutCoordinator(), []
+    around = Surroundings(lambda config: cluster, said.append, make_logger(sys.stderr), lambda: 0)
+    with pytest.raises(ServeError, match="no coordinator in the namespace 'lab'; start one with"):
+        serve(settings, around, joins=True)
+    assert cluster.left
+    assert said == ["Joining the Ray cluster at auto, namespace torpor", "Stopping: the cluster goes on"]

@@ -34,6 +34,7 @@ http: {host: "::1", port: 9000}
 auth: {tokens_file: null}
 weights_roots: []
 journal: {path: /var/lib/torpor/journal.db}
+ray: {address: "10.0.0.7:6379", namespace: lab}
 """
 
 
@@ -75,6 +76,7 @@ def test_every_key_of_a_file_reaches_the_cluster_config(tmp_path: Path) -> None:
     deadlines = config.deadlines
     assert (deadlines.drain_s, deadlines.stage_s, deadlines.stage_bytes_per_s) == (0.5, 120.0, 10**9)
     assert config.journal_path == "/var/lib/torpor/journal.db"
+    assert (settings.ray.address, config.namespace) == ("10.0.0.7:6379", "lab")
     assert (settings.http.host, settings.http.port) == ("::1", 9000)
 
 

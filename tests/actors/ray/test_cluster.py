@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 
+import pytest
 import ray
 from ranks.torpors import MakeTorpor, read, request
 
+from torpor.actors.cluster import NoCluster, connect
 from torpor.actors.messages import GateReason, ModelState
 
 CLIENT = """
@@ -45,3 +48,18 @@ async def test_another_process_connects_puts_a_model_to_sleep_and_leaves_the_clu
     assert (view.state, view.gate_reason) == (ModelState.ASLEEP, GateReason.ASLEEP)
     await torpor.wake()
     assert "".join(event.text for event in await read(torpor.cluster.inference, request(3))) == "xxx"
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("127.0.0.1:1", "at 127.0.0.1:1 .*refused.*ray start --head"),
+        ("ray://head", "not HOST:PORT, such as"),
+        ("head", "not HOST:PORT, such as"),
+    ],
+)
+def test_an_address_without_a_cluster_is_told_at_once_with_what_to_do(address: str, says: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(NoCluster, match=says):
+        connect("torpor", address)
+    assert time.monotonic() - began < 5

@@ -145,17 +145,6 @@ async def test_a_rank_killed_in_the_middle_of_a_sleep_ends_the_operation(make_to
     assert (await torpor.view()).state is ModelState.FAILED
 
 
-async def test_a_killed_front_end_frees_the_places_of_all_its_clients(make_torpor: MakeTorpor) -> None:
-    """G4: the front end is a Ray process of its own, which dies with 8 streams."""
-    torpor = await make_torpor().loaded()
-    front_end = ray.remote(num_cpus=0, max_restarts=0)(FrontEnd).remote(torpor.config.namespace)
-    pid = await front_end.start.remote(8)
-    await torpor.until(lambda view: view.ranks[0].live_sequences == 8, 10)
-    os.kill(pid, signal.SIGKILL)
-    await torpor.until(lambda view: view.ranks[0].live_sequences == 0, 15)
-    assert (await torpor.sleep()).state is OperationState.SUCCEEDED
-
-
 async def test_a_front_end_that_ends_tells_its_streams_and_frees_their_places(
     make_torpor: MakeTorpor,
 ) -> None:
@@ -187,17 +176,3 @@ async def test_a_front_end_that_was_taken_for_dead_ends_its_streams_and_connects
     assert "".join(event.text for event in await read(inference, request(3))) == "xxx"
     await torpor.until(lambda view: view.ranks[0].live_sequences == 0, 5)
     await inference.close()
-
-
-class FrontEnd:
-    """A front end in another process."""
-
-    def __init__(self, namespace: str) -> None:
-        from torpor.actors.ray.inference import RayInference
-        from torpor.actors.ray.ports import RayControl
-
-        self._inference = RayInference(namespace, RayControl(namespace))
-
-    async def start(self, streams: int) -> int:
-        self._tasks = [asyncio.create_task(read(self._inference, request(1_000_000))) for _ in range(streams)]
-        return os.getpid()
