@@ -63,6 +63,35 @@ class OnConflict(StrEnum):
     WAIT = "wait"
 
 
+class Origin(StrEnum):
+    """Who wants an operation."""
+
+    CALLER = "caller"  # a person or program asked for it; such a sleep is a hold
+    REQUEST = "request"  # an inference request met a sleeping model
+    IDLENESS = "idleness"  # nothing was asked of the model for long enough
+    ROOM = "room"  # another model needs its memory
+    LEASE = "lease"  # the last hold's lease has ended
+
+    @property
+    def automatic(self) -> bool:
+        """Nobody asked for it, so that it is in nobody's way."""
+        return self is not Origin.CALLER
+
+
+class OnExpiry(StrEnum):
+    """What becomes of a hold when its lease is not renewed in time."""
+
+    KEEP = "keep"  # it stays, without a lease
+    WAKE = "wake"
+
+
+class MakeRoom(StrEnum):
+    """What a wake that finds no device memory may do."""
+
+    NONE = "none"
+    IDLE = "idle"  # put idle neighbours to sleep, least recently used first
+
+
 class Phase(StrEnum):
     PREFLIGHT = "preflight"
     DRAIN = "drain"
@@ -95,6 +124,7 @@ class RejectCode(StrEnum):
     UNKNOWN_MODEL = "unknown_model"
     UNKNOWN_TAG = "unknown_tag"
     CONFLICT = "conflict"  # another operation runs
+    HELD = "held"  # an automatic wake met a hold
     WRONG_STATE = "wrong_state"  # loading, failed, recovering
     DEVICE_MEMORY = "device_memory"
     HOST_MEMORY = "host_memory"
@@ -116,6 +146,21 @@ class DrainSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """One sleep that was asked for. `operation` is its id, by which its lease is renewed.
+
+    lease_s None: it has no lease, and ends by an explicit wake only. expires_at: Unix time.
+    """
+
+    operation: str
+    by: str
+    since: float
+    lease_s: float | None = None
+    on_expiry: OnExpiry = OnExpiry.KEEP
+    expires_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class OperationRequest:
     """A sleep or wake as asked for. tags None = every tag of the model; restore by tag, missing = defaults."""
 
@@ -131,6 +176,11 @@ class OperationRequest:
     wake_on_request: bool = False
     timeout_s: float | None = None
     idempotency_key: str | None = None  # already joined with caller and route
+    origin: Origin = Origin.CALLER
+    caller: str = ""  # whose hold it is, for people
+    lease_s: float | None = None  # of the hold that a sleep is
+    on_expiry: OnExpiry = OnExpiry.KEEP
+    make_room: MakeRoom | None = None  # of a wake; None: as configured for one on request, else none
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +306,7 @@ class Operation:
     ranks: list[RankRecord] = field(default_factory=list)
     finished_at: float | None = None
     dry_run: bool = False
+    origin: Origin = Origin.CALLER
 
 
 @dataclass(slots=True)
@@ -275,6 +326,7 @@ class ModelView:
     operation: str | None = None  # the running one
     ranks: list[RankStatus] = field(default_factory=list)
     error: str = ""
+    holds: list[Hold] = field(default_factory=list)  # empty while a sleep that will be one is on its way
 
 
 # --- inference ---

@@ -14,6 +14,7 @@ from torpor.actors.messages import (
     AdmissionReply,
     DrainSpec,
     GenerateRequest,
+    Hold,
     ModelView,
     Operation,
     OperationRequest,
@@ -34,6 +35,10 @@ class ControlUnreachable(Exception):
 
 class KeyReused(Exception):
     """An idempotency key came with another request before (C5); the text says what to do."""
+
+
+class NoLease(Exception):
+    """There is no lease to renew: the hold has ended, or never had one; the text says what to do."""
 
 
 class RankPort(Protocol):
@@ -91,6 +96,9 @@ class Control(Protocol):
 
     async def cancel(self, operation_id: str) -> bool:
         """True when it will end as rejected/cancelled; False when it is decided or finished."""
+
+    async def renew(self, operation_id: str) -> Hold:
+        """Lengthen the lease of the hold that this sleep is. KeyError for an unknown operation; raises NoLease."""
 
     async def models(self, detail: bool = False) -> list[ModelView]:
         """detail asks every rank for its status; without it only published state, no call to any rank."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.requests import Request
 
 from torpor.actors.messages import (
@@ -15,6 +15,7 @@ from torpor.actors.messages import (
     DrainSpec,
     Kind,
     OnConflict,
+    OnExpiry,
     OperationRequest,
     RejectCode,
     RestoreMode,
@@ -24,10 +25,11 @@ from torpor.service.problems import Code, Problem
 MODES = [mode.value for mode in RestoreMode]
 DRAIN_MODES = [mode.value for mode in DrainMode]
 # Fields and values of later versions: refused by name, with other words than a misspelt one.
-LATER_FIELDS = frozenset({"wake_on_request", "lease_s", "on_expiry", "freeze_timeout_s"})
+LATER_FIELDS = frozenset({"freeze_timeout_s"})
 LATER_VALUES = frozenset({"disk", "freeze"})
 MAX_BODY_BYTES = 16 << 20  # the longest prompts are far below
 
+MIN_LEASE_S = 1.0  # renewed three times in it, over a network
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 
 
@@ -51,9 +53,22 @@ class WakeBody(_Body):
 
 
 class SleepBody(WakeBody):
+    """A sleep is a hold, unless wake_on_request; the hold may have a lease, renewed by the operation's id."""
+
     restore: dict[str, Literal["none", "memset", "cpu", "pinned"]] = Field(default_factory=dict)
     drain: DrainBody = Field(default_factory=DrainBody)
     overflow: Literal["reject", "evict"] = "reject"
+    wake_on_request: bool = False
+    lease_s: Annotated[float, Field(ge=MIN_LEASE_S, le=86400)] | None = None
+    on_expiry: Literal["keep", "wake"] | None = None
+
+    @model_validator(mode="after")
+    def _one_lease(self) -> Self:
+        if self.wake_on_request and self.lease_s is not None:
+            raise ValueError("wake_on_request makes it no hold, and lease_s is a hold's; leave one out")
+        if self.on_expiry is not None and self.lease_s is None:
+            raise ValueError("on_expiry is about a lease; give lease_s with it")
+        return self
 
 
 class MemoryBody(BaseModel):
@@ -135,6 +150,9 @@ def _problem(shape: type[BaseModel], error: ValidationError) -> Problem:
         hint = f"Known fields: {', '.join(known)}."
         return Problem(422, Code.UNKNOWN_FIELD, f"Unknown field: {names}", hint=hint, known_fields=known)
     fault = most_telling(faults)
+    if not fault["loc"]:
+        message = fault["msg"].removeprefix("Value error, ")
+        return Problem(422, Code.INVALID_FIELD, message, hint="Correct the fields that are named.")
     where, given = dotted(fault["loc"]), fault["input"]
     if isinstance(given, str) and given in LATER_VALUES:
         detail = f"{where}: {given!r} is not available yet in this version"
@@ -166,11 +184,20 @@ def most_telling(faults: Sequence[Any]) -> Any:
 
 
 def to_request(
-    kind: Kind, model: str, body: WakeBody, *, default_conflict: OnConflict, idempotency_key: str | None
+    kind: Kind,
+    model: str,
+    body: WakeBody,
+    *,
+    default_conflict: OnConflict,
+    idempotency_key: str | None,
+    caller: str = "",
 ) -> OperationRequest:
     """What the coordinator is asked. default_conflict counts when the body does not name `on_conflict`."""
     drain, restore, overflow = DrainSpec(), {}, "reject"
+    asleep: dict[str, Any] = {}
     if isinstance(body, SleepBody):
+        asleep = {"wake_on_request": body.wake_on_request, "lease_s": body.lease_s}
+        asleep["on_expiry"] = OnExpiry(body.on_expiry or OnExpiry.KEEP)
         drain = DrainSpec(DrainMode(body.drain.mode), body.drain.timeout_s)
         restore = {tag: RestoreMode(mode) for tag, mode in body.restore.items()}
         overflow = body.overflow
@@ -187,6 +214,8 @@ def to_request(
         on_conflict=OnConflict(body.on_conflict) if named else default_conflict,
         timeout_s=body.timeout_s,
         idempotency_key=idempotency_key,
+        caller=caller,
+        **asleep,
     )
 
 

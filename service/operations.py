@@ -24,6 +24,7 @@ from torpor.service.logs import note
 from torpor.service.problems import Code, Problem, operation_problem
 from torpor.service.wire import operation_json
 
+MAX_PROGRAM = 120  # characters
 CALLER = "local"  # without access tokens every caller is the same one
 
 
@@ -48,6 +49,7 @@ async def run_native(control: Control, kind: Kind, request: Request, path_model:
             body,
             default_conflict=default,
             idempotency_key=f"{CALLER}:{kind}:{name}:{key}" if key else None,
+            caller=who(request),
         )
         for name in chosen
     ]
@@ -58,6 +60,13 @@ async def run_native(control: Control, kind: Kind, request: Request, path_model:
         return _accepted(started, fan_out)
     finished = await asyncio.gather(*(finish(control, one) for one in started))
     return answer(finished, views, fan_out)
+
+
+def who(request: Request) -> str:
+    """The caller for people, as a hold shows it: its name, its address, and the program that it says it is."""
+    program = "".join(one for one in request.headers.get("user-agent", "") if one.isprintable())
+    address = request.client.host if request.client is not None else "unknown"
+    return f"{CALLER} at {address}, {program[:MAX_PROGRAM]}".rstrip(", ")
 
 
 async def submit(control: Control, request: OperationRequest) -> Operation:

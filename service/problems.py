@@ -27,6 +27,7 @@ class Code(StrEnum):
     MODEL_REQUIRED = "model_required"
     UNKNOWN_OPERATION = "unknown_operation"
     OPERATION_FINISHED = "operation_finished"
+    NO_LEASE = "no_lease"
     GENERATION = "generation"
     IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
     FAILED = "operation_failed"
@@ -45,6 +46,7 @@ REJECT_STATUS: Mapping[RejectCode, int] = {
     RejectCode.UNKNOWN_MODEL: 404,
     RejectCode.UNKNOWN_TAG: 400,
     RejectCode.CONFLICT: 409,
+    RejectCode.HELD: 409,
     RejectCode.WRONG_STATE: 409,
     RejectCode.DEVICE_MEMORY: 507,
     RejectCode.HOST_MEMORY: 507,
@@ -63,6 +65,7 @@ REJECT_HINT: Mapping[RejectCode, str] = {
     RejectCode.UNKNOWN_MODEL: "Name one of the known models.",
     RejectCode.UNKNOWN_TAG: "Name some of the known tags, or leave `tags` out for all.",
     RejectCode.CONFLICT: 'Wait for the running operation, cancel it, or send `"on_conflict": "wait"`.',
+    RejectCode.HELD: "It was put to sleep on purpose. Wake it with POST /models/{m}/wake.",
     RejectCode.WRONG_STATE: 'Look at GET /models/{m}; `"on_conflict": "wait"` waits for a loading model.',
     RejectCode.DEVICE_MEMORY: "Free device memory (let another model sleep), then repeat; nothing was lost.",
     RejectCode.HOST_MEMORY: "Sleep with a restore mode that keeps less, or raise the host tier or node.host_bytes.",

@@ -19,7 +19,7 @@ from torpor.actors.config import ClusterConfig, ModelConfig
 from torpor.actors.coordinator.budget import host_limit_bytes
 from torpor.actors.coordinator.coordinator import Coordinator
 from torpor.actors.coordinator.journal import Journal
-from torpor.actors.messages import ModelState, ModelView, Operation, OperationRequest
+from torpor.actors.messages import Hold, ModelState, ModelView, Operation, OperationRequest
 from torpor.actors.ports import ControlUnreachable, RankUnreachable
 from torpor.actors.ray.calls import ActorGone, call
 from torpor.actors.ray.launch import Launcher
@@ -57,6 +57,9 @@ class CoordinatorActor:
 
     async def cancel(self, operation_id: str) -> bool:
         return await (await self._ready()).cancel(operation_id)
+
+    async def renew(self, operation_id: str) -> Hold:
+        return await (await self._ready()).renew(operation_id)
 
     async def models(self, detail: bool = False) -> list[ModelView]:
         return await (await self._ready()).models(detail)

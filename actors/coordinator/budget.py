@@ -42,11 +42,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One rank's: size_bytes more at `place`, which had free_bytes when asked."""
+    """One rank's: size_bytes more at `place`, which had free_bytes when asked; spare_bytes are to be left there."""
 
     place: Place
     size_bytes: int
     free_bytes: int
+    spare_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -70,6 +71,9 @@ class Budget:
     def reserved_bytes(self) -> int:
         return sum(account.promised_bytes for account in self._accounts.values())
 
+    def has_promise(self, operation: str) -> bool:
+        return any(operation in account.promises for account in self._accounts.values())
+
     def free_bytes(self, place: Place, seen_bytes: int) -> int:
         account = self._accounts.get(place)
         if account is None:
@@ -84,9 +88,10 @@ class Budget:
                 by_place.setdefault(need.place, []).append(need)
         for place, wanted in by_place.items():
             size = sum(need.size_bytes for need in wanted)
-            free = self.free_bytes(place, min(need.free_bytes for need in wanted))
+            spare = max(need.spare_bytes for need in wanted)
+            free = self.free_bytes(place, min(need.free_bytes for need in wanted)) - spare
             if size > free:
-                return _refusal(place, size, max(0, free))
+                return _refusal(place, size, max(0, free), spare)
         for place, wanted in by_place.items():
             seen = min(need.free_bytes for need in wanted)
             account = self._accounts.setdefault(place, _Account(seen))
@@ -109,8 +114,10 @@ class Budget:
             account.base_bytes += size_bytes
 
 
-def _refusal(place: Place, needed_bytes: int, free_bytes: int) -> Refusal:
+def _refusal(place: Place, needed_bytes: int, free_bytes: int, spare_bytes: int) -> Refusal:
     sizes = f"needed {gib(needed_bytes)}, free {gib(free_bytes)}"
+    if spare_bytes:
+        sizes += f" besides the {gib(spare_bytes)} of holds"
     if place.device:
         reason = f"{sizes} on {place.device} of node {place.node}; sleep another model there first"
         return Refusal(RejectCode.DEVICE_MEMORY, reason, needed_bytes=needed_bytes, free_bytes=free_bytes)

@@ -17,17 +17,21 @@ from typing import Any
 from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.execution import Execution
 from torpor.actors.coordinator.feed import Change, Feed
+from torpor.actors.coordinator.holds import refusal as held
 from torpor.actors.coordinator.journal import Journal
+from torpor.actors.coordinator.leases import Leases
 from torpor.actors.coordinator.reconcile import Reconciler
 from torpor.actors.coordinator.records import Published, effective_tags
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
 from torpor.actors.messages import (
+    Hold,
     ModelState,
     ModelView,
     OnConflict,
     Operation,
     OperationRequest,
     OperationState,
+    Origin,
     RankStatus,
     Refusal,
     RejectCode,
@@ -72,6 +76,7 @@ class Coordinator:
         self._tasks: set[asyncio.Task[None]] = set()
         self._execution = Execution(config, journal, self._models, self.feed, host_limit_bytes, now)
         self._reconciler = Reconciler(config, journal, self._execution, now)
+        self._leases = Leases(self._models, journal, self.feed, now, self._carry_out_now, self._spawn)
 
     @property
     def epoch(self) -> int:
@@ -115,6 +120,7 @@ class Coordinator:
 
     async def close(self) -> None:
         """Stop at once, wherever operations are. The next coordinator on this journal goes on with them."""
+        self._leases.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -124,6 +130,7 @@ class Coordinator:
         finished = await self._reconciler.settle(runtime)
         for operation in finished:
             self._remember(operation)
+        self._leases.look(runtime)
         if runtime.doubt:
             self._spawn(self._settle_later(runtime))
 
@@ -135,6 +142,7 @@ class Coordinator:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             for operation in await self._reconciler.settle(runtime, loop.time() - since_s):
                 self._remember(operation)
+            self._leases.look(runtime)
 
     # --- requests ---
 
@@ -182,10 +190,14 @@ class Coordinator:
                 else ""
             )
             return Refusal(RejectCode.WRONG_STATE, f"{request.model!r} is {state}{why}")
-        return None
+        return held(runtime.published, request)
 
     def _conflict(self, runtime: ModelRuntime, request: OperationRequest) -> Refusal | None:
-        running = runtime.running
+        if request.origin is Origin.CALLER:
+            # What nobody asked for is in nobody's way: it is waited for.
+            running = next((run for run in runtime.queue if not run.request.origin.automatic), None)
+        else:
+            running = runtime.running
         if running is None:
             return None
         if request.on_conflict is OnConflict.REJECT:
@@ -210,6 +222,7 @@ class Coordinator:
             restore={tag: mode.value for tag, mode in request.restore.items()},
             created_at=self._now(),
             dry_run=request.dry_run,
+            origin=request.origin,
         )
 
     async def _refuse(self, request: OperationRequest, refusal: Refusal) -> Operation:
@@ -236,9 +249,14 @@ class Coordinator:
             runtime.queue[0].turn.set()
         del self._runs[run.operation.id]
         self._remember(run.operation)
+        self._leases.look(runtime)
         self.feed.add(operation=run.operation, model=runtime.view())
         if runtime.doubt:
             self._spawn(self._settle_later(runtime))
+
+    async def _carry_out_now(self, request: OperationRequest) -> Operation:
+        """One of the coordinator's own, to its end."""
+        return await self.wait((await self.submit(request)).id)
 
     def _remember(self, operation: Operation) -> None:
         self._finished[operation.id] = operation
@@ -284,6 +302,10 @@ class Coordinator:
         run.cancelled = True
         run.turn.set()
         return True
+
+    async def renew(self, operation_id: str) -> Hold:
+        await self.operation(operation_id)  # KeyError for an unknown one
+        return self._leases.renew(operation_id)
 
     async def models(self, detail: bool = False) -> list[ModelView]:
         if detail:

@@ -10,6 +10,8 @@ from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.budget import Budget, Need, Place
 from torpor.actors.coordinator.driver import GRACE_S, Driver
 from torpor.actors.coordinator.feed import Feed
+from torpor.actors.coordinator.holds import HeldBytes, holds_after
+from torpor.actors.coordinator.holds import refusal as held
 from torpor.actors.coordinator.journal import Journal, JournalError
 from torpor.actors.coordinator.machine import Machine
 from torpor.actors.coordinator.records import Published, effective_tags, fill, phase_bytes
@@ -49,6 +51,7 @@ class Execution:
         self._feed = feed
         self._host_limit_bytes = host_limit_bytes
         self._now = now
+        self._held = HeldBytes(models, self.budget)
         self._device_locks: dict[Place, asyncio.Lock] = {}
 
     async def raise_epoch(self, above: int) -> None:
@@ -84,7 +87,7 @@ class Execution:
             return Refusal(
                 RejectCode.WRONG_STATE, f"{run.request.model!r} is failed: {runtime.published.failed}"
             )
-        return None
+        return held(runtime.published, run.request)
 
     async def drive(
         self, runtime: ModelRuntime, run: Run, begin: Step = Step.SURVEY, statuses: Sequence[RankStatus] = ()
@@ -153,14 +156,10 @@ class Execution:
         if not machine.noop:
             await self.look(runtime)
         parked, undefined = self._contents(runtime, run)
-        hold = bool(parked) and (
-            published.hold
-            if operation.kind is Kind.WAKE
-            else not run.request.wake_on_request or published.hold
-        )
+        holds = holds_after(published.holds, run.request, operation, bool(parked), self._now())
         tags = tuple(sorted({tag for status in runtime.statuses.values() for tag in status.tags}))
         return published.changed(
-            tags=tags, parked_tags=parked, undefined_tags=undefined, hold=hold, failed=""
+            tags=tags, parked_tags=parked, undefined_tags=undefined, holds=holds, failed=""
         )
 
     async def look(self, runtime: ModelRuntime) -> None:
@@ -199,6 +198,7 @@ class Execution:
             operation.phases[-1].seconds = asyncio.get_running_loop().time() - run.phase_began_s
         if published is not None:
             runtime.published = published
+            self._held.look(runtime)
         try:
             await self._journal.finish(operation, published, operation.finished_at)
         except JournalError as error:
@@ -214,7 +214,8 @@ class Execution:
                 continue
             runtime.statuses[slot.rank] = slot.status
             place, host = Place(slot.status.node, slot.status.device_id), Place(slot.status.node)
-            needs.append(Need(place, slot.plan.device_bytes, slot.status.device_free_bytes))
+            spare = self._held.spare_bytes(run.request, slot.status)
+            needs.append(Need(place, slot.plan.device_bytes, slot.status.device_free_bytes, spare))
             needs.append(
                 Need(host, slot.plan.host_bytes, self._host_limit_bytes - self.kept_bytes(host.node))
             )

@@ -186,7 +186,7 @@ class Reconciler:
                 undefined_tags=tuple(
                     sorted({t for status in survey.there.values() for t in status.undefined_tags})
                 ),
-                hold=old.hold and bool(parked),
+                holds=old.holds if parked else (),
                 failed="",
             )
         runtime.published = new

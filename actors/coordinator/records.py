@@ -12,11 +12,15 @@ from torpor.actors.coordinator.machine import Machine
 from torpor.actors.messages import (
     DrainMode,
     DrainSpec,
+    Hold,
     Kind,
+    MakeRoom,
     OnConflict,
+    OnExpiry,
     Operation,
     OperationRequest,
     OperationState,
+    Origin,
     Phase,
     PhaseRecord,
     RankOutcome,
@@ -34,10 +38,14 @@ class Published:
     tags: tuple[str, ...] = ()
     parked_tags: tuple[str, ...] = ()
     undefined_tags: tuple[str, ...] = ()
-    hold: bool = False
+    holds: tuple[Hold, ...] = ()
     generation: int = 0
     weights_version: int = 0
     failed: str = ""
+
+    @property
+    def hold(self) -> bool:
+        return bool(self.holds)
 
     def changed(self, **fields: Any) -> Published:
         """With these fields; a real change raises the generation."""
@@ -53,6 +61,11 @@ def published_from_json(text: str) -> Published:
     raw = json.loads(text)
     for name in ("tags", "parked_tags", "undefined_tags"):
         raw[name] = tuple(raw[name])
+    raw["holds"] = tuple(
+        Hold(**{**hold, "on_expiry": OnExpiry(hold["on_expiry"])}) for hold in raw.get("holds", ())
+    )
+    if raw.pop("hold", False):  # as an earlier version wrote it
+        raw["holds"] = (Hold("", "", 0.0),)
     return Published(**raw)
 
 
@@ -67,12 +80,16 @@ def request_from_json(text: str) -> OperationRequest:
     raw["restore"] = {tag: RestoreMode(mode) for tag, mode in raw["restore"].items()}
     raw["drain"] = DrainSpec(DrainMode(raw["drain"]["mode"]), raw["drain"]["timeout_s"])
     raw["on_conflict"] = OnConflict(raw["on_conflict"])
+    raw["origin"] = Origin(raw.get("origin", Origin.CALLER))
+    raw["on_expiry"] = OnExpiry(raw.get("on_expiry", OnExpiry.KEEP))
+    raw["make_room"] = MakeRoom(raw["make_room"]) if raw.get("make_room") else None
     return OperationRequest(**raw)
 
 
 def fingerprint(request: OperationRequest) -> str:
-    """Equal for equal bodies, whatever key they came with."""
-    return hashlib.sha256(request_to_json(replace(request, idempotency_key=None)).encode()).hexdigest()
+    """Equal for equal bodies, whatever key they came with; a retry may come from another process."""
+    body = replace(request, idempotency_key=None, caller="")
+    return hashlib.sha256(request_to_json(body).encode()).hexdigest()
 
 
 def operation_to_json(operation: Operation) -> str:
@@ -84,9 +101,20 @@ def operation_from_json(text: str) -> Operation:
     raw["kind"] = Kind(raw["kind"])
     raw["state"] = OperationState(raw["state"])
     raw["code"] = None if raw["code"] is None else RejectCode(raw["code"])
+    raw["origin"] = Origin(raw.get("origin", Origin.CALLER))
     raw["phases"] = [PhaseRecord(**{**phase, "name": Phase(phase["name"])}) for phase in raw["phases"]]
     raw["ranks"] = [RankRecord(**{**rank, "outcome": RankOutcome(rank["outcome"])}) for rank in raw["ranks"]]
     return Operation(**raw)
+
+
+def hold_terms(request: OperationRequest) -> tuple[object, ...]:
+    """What a sleep is to be besides its memory. Only for equal ones it can be one operation."""
+    return (request.origin, request.wake_on_request, request.lease_s, request.on_expiry)
+
+
+def makes_hold(request: OperationRequest) -> bool:
+    """An explicit sleep does, unless it was opted in to wake on request."""
+    return request.kind is Kind.SLEEP and request.origin is Origin.CALLER and not request.wake_on_request
 
 
 def effective_tags(request: OperationRequest, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -110,7 +138,7 @@ def same_request(
         return False
     if one.kind is Kind.WAKE:
         return True
-    if one.drain.mode is not other.drain.mode:
+    if (hold_terms(one), one.drain.mode) != (hold_terms(other), other.drain.mode):
         return False
     modes = [[request.restore.get(tag, defaults.get(tag)) for tag in tags] for request in (one, other)]
     return modes[0] == modes[1]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from torpor.actors.config import ModelConfig
 from torpor.actors.coordinator.driver import Driver
 from torpor.actors.coordinator.machine import Machine
-from torpor.actors.coordinator.records import Published, same_request
+from torpor.actors.coordinator.records import Published, makes_hold, same_request
 from torpor.actors.coordinator.steps import Step
 from torpor.actors.messages import (
     GateReason,
@@ -78,6 +78,10 @@ class ModelRuntime:
             return None
         return run.request.kind
 
+    def _becomes_hold(self) -> bool:
+        run = self.running
+        return run is not None and self._on_its_way() is not None and makes_hold(run.request)
+
     def gate_reason(self) -> GateReason | None:
         """From what is published; None = open."""
         state = self.state()
@@ -101,6 +105,8 @@ class ModelRuntime:
         if not self.queue:
             return None
         run = self.queue[-1] if request.on_conflict is OnConflict.WAIT else self.queue[0]
+        if run.request.origin.automatic and not request.origin.automatic:
+            return None  # it may end for reasons that are none for whoever asks
         same = same_request(request, run.request, self.published.tags, self.config.restore_modes)
         return run if same and not run.cancelled else None
 
@@ -119,7 +125,8 @@ class ModelRuntime:
             generation=self.published.generation,
             parked_tags=list(self.published.parked_tags),
             tags=list(self.published.tags),
-            hold=self.published.hold,
+            hold=self.published.hold or self._becomes_hold(),
+            holds=list(self.published.holds),
             weights_version=self.published.weights_version,
             tensor_parallel=self.config.tensor_parallel,
             operation=run.operation.id if run is not None else None,

@@ -12,6 +12,7 @@ from ray.actor import ActorHandle
 from torpor.actors.config import ClusterConfig
 from torpor.actors.messages import (
     DrainSpec,
+    Hold,
     ModelView,
     Operation,
     OperationRequest,
@@ -97,6 +98,9 @@ class RayControl:
 
     async def cancel(self, operation_id: str) -> bool:
         return bool(await self._call("cancel", operation_id))
+
+    async def renew(self, operation_id: str) -> Hold:
+        return cast(Hold, await self._call("renew", operation_id))
 
     async def models(self, detail: bool = False) -> list[ModelView]:
         return cast("list[ModelView]", await self._call("models", detail))

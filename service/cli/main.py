@@ -100,12 +100,15 @@ def sleep(
     ] = None,
     drain_timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds.")] = None,
     timeout: Timeout = None,
+    wake_on_request: Annotated[
+        bool, typer.Option("--wake-on-request", help="No hold: an inference request may wake it.")
+    ] = False,
     dry_run: DryRun = False,
     wait: Wait = True,
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Give the model's memory back."""
+    """Give the model's memory back. It is a hold: only `torpor wake` ends it."""
     wishes = {
         name: value for name, value in (("mode", drain), ("timeout_s", drain_timeout)) if value is not None
     }
@@ -117,6 +120,7 @@ def sleep(
             restore=modes,
             drain=wishes or None,
             timeout_s=timeout,
+            wake_on_request=wake_on_request or None,
             dry_run=dry_run or None,
             wait=wait,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -16,14 +17,25 @@ Record = Mapping[str, Any]
 
 
 def models(records: Sequence[Record]) -> RenderableType:
-    summary = _table("model", "state", "gate", "parked", "generation", "ranks", title="Models")
+    summary = _table("model", "state", "gate", "parked", "held by", "generation", "ranks", title="Models")
     for one in records:
         gate = "open" if one["gate"]["open"] else f"closed: {one['gate']['reason']}"
         parked = ", ".join(one["parked_tags"]) or "-"
-        summary.add_row(
-            one["name"], one["state"], gate, parked, str(one["generation"]), str(one["tensor_parallel"])
-        )
+        counts = str(one["generation"]), str(one["tensor_parallel"])
+        summary.add_row(one["name"], one["state"], gate, parked, _holders(one), *counts)
     return Group(summary, *(_memory(one) for one in records if one["ranks"]))
+
+
+def _holders(model: Record) -> str:
+    """Who holds it asleep, and until when (UTC)."""
+    lines = []
+    for hold in model["holds"]:
+        end = ""
+        if hold["expires_at"] is not None:
+            until = datetime.fromtimestamp(hold["expires_at"], UTC)
+            end = f" until {until:%H:%M:%S} UTC, then {hold['on_expiry']}"
+        lines.append(escape(f"{hold['by'] or 'unknown'}{end}"))
+    return "\n".join(lines) or "-"
 
 
 def _memory(model: Record) -> Table:

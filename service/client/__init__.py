@@ -1,5 +1,6 @@
 """The service from Python, over HTTP: `Client`, and `AsyncClient` with the same calls to be awaited."""
 
+from torpor.service.client.asleep import Freed
 from torpor.service.client.awaited import AsyncClient
 from torpor.service.client.blocking import Client
 from torpor.service.client.calls import ChatAnswer
@@ -22,6 +23,7 @@ __all__ = [
     "ClientError",
     "ConnectionFailed",
     "Failed",
+    "Freed",
     "NotFound",
     "ProblemError",
     "Rejected",

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
+from torpor.service.client.asleep import DEFAULT_LEASE_S, Freed, LeaseThread
 from torpor.service.client.calls import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
+    RENEW_TIMEOUT_S,
     Call,
     ChatAnswer,
     chat_answer,
     chat_call,
     operation_call,
+    program_name,
     unreachable,
 )
 from torpor.service.client.errors import problem_error
@@ -32,7 +36,8 @@ class Client:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = url
-        self._http = httpx.Client(base_url=url, timeout=timeout_s, transport=transport)
+        self._timeout_s = timeout_s
+        self._http = httpx.Client(base_url=url, headers={"User-Agent": program_name()}, transport=transport)
 
     def sleep(
         self,
@@ -45,11 +50,17 @@ class Client:
         dry_run: bool | None = None,
         on_conflict: str | None = None,
         verify: bool | None = None,
+        wake_on_request: bool | None = None,
+        lease_s: float | None = None,
+        on_expiry: str | None = None,
         wait: bool = True,
         idempotency_key: str | None = None,
         generation: int | None = None,
     ) -> dict[str, Any]:
-        """The operation's record, finished (with wait) or begun. drain: {"mode", "timeout_s"}."""
+        """The operation's record, finished (with wait) or begun. drain: {"mode", "timeout_s"}.
+
+        It is a hold, unless wake_on_request; with lease_s it wants renewing (`renew`), or `on_expiry` comes about.
+        """
         fields = {
             "tags": tags,
             "restore": restore,
@@ -57,7 +68,8 @@ class Client:
             "timeout_s": timeout_s,
             "dry_run": dry_run,
         }
-        fields |= {"on_conflict": on_conflict, "verify": verify}
+        fields |= {"on_conflict": on_conflict, "verify": verify, "wake_on_request": wake_on_request}
+        fields |= {"lease_s": lease_s, "on_expiry": on_expiry}
         return self._send(
             operation_call(
                 "sleep", model, wait=wait, idempotency_key=idempotency_key, generation=generation, **fields
@@ -102,6 +114,37 @@ class Client:
     def cancel(self, operation_id: str) -> dict[str, Any]:
         return self._send(Call("POST", f"/operations/{operation_id}/cancel"))
 
+    def renew(self, operation_id: str) -> dict[str, Any]:
+        """Renew the lease of the hold that this sleep is. Rejected when it holds no lease any more."""
+        return self._send(Call("POST", f"/operations/{operation_id}/renew"), RENEW_TIMEOUT_S)
+
+    @contextmanager
+    def asleep(
+        self,
+        model: str | None = None,
+        *,
+        tags: Sequence[str] | None = None,
+        restore: Mapping[str, str] | None = None,
+        lease_s: float = DEFAULT_LEASE_S,
+        on_expiry: str = "keep",
+        **fields: Any,
+    ) -> Iterator[Freed]:
+        """Asleep for the length of the block: the memory is the caller's, and no request wakes the model.
+
+        Yields what was freed, in bytes by device. The wake at the end is an explicit one. A thread renews the lease;
+        when this process dies, `on_expiry` comes about at most lease_s later: keep (asleep, still held) or wake.
+        fields: as of `sleep`.
+        """
+        fields = {"on_conflict": "wait"} | fields
+        record = self.sleep(model, tags=tags, restore=restore, lease_s=lease_s, on_expiry=on_expiry, **fields)
+        freed = Freed.by(record)
+        lease = LeaseThread(freed, lease_s, lambda: self.renew(record["id"]))
+        try:
+            yield freed
+        finally:
+            lease.end()
+            self.wake(record["model"], tags=tags, on_conflict="wait")
+
     def chat(self, model: str, messages: str | Sequence[Mapping[str, Any]], **fields: Any) -> ChatAnswer:
         """fields: temperature, max_tokens, seed, cache_salt, … as of /v1/chat/completions, not streamed."""
         return chat_answer(self._send(chat_call(model, messages, fields)))
@@ -117,10 +160,15 @@ class Client:
     ) -> None:
         self.close()
 
-    def _send(self, call: Call) -> dict[str, Any]:
+    def _send(self, call: Call, timeout_s: float | None = None) -> dict[str, Any]:
         try:
             response = self._http.request(
-                call.method, call.path, json=call.body, headers=dict(call.headers), params=dict(call.query)
+                call.method,
+                call.path,
+                json=call.body,
+                headers=dict(call.headers),
+                params=dict(call.query),
+                timeout=self._timeout_s if timeout_s is None else timeout_s,
             )
         except httpx.TransportError as error:
             raise unreachable(self.url, error) from None

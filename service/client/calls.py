@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +15,7 @@ from torpor.service.client.errors import ConnectionFailed
 DEFAULT_URL = "http://127.0.0.1:8700"
 # An operation has deadlines of its own; this only ends a wait for a service that is gone.
 DEFAULT_TIMEOUT_S = 600.0
+RENEW_TIMEOUT_S = 5.0  # of the renewal of a lease: it is short work, and comes again
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,11 @@ class ChatAnswer:
     cached_tokens: int
     token_ids: tuple[int, ...]
     body: Mapping[str, Any]
+
+
+def program_name() -> str:
+    """What the service shows of whoever holds a model asleep."""
+    return f"torpor-client (process {os.getpid()} on {socket.gethostname()})"
 
 
 def operation_call(

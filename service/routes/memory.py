@@ -12,7 +12,7 @@ from torpor.service.bodies import MemoryBody, WakeBody, parse, read_json, target
 from torpor.service.context import context_of
 from torpor.service.docs import json_body
 from torpor.service.logs import note
-from torpor.service.operations import answer, find_model, finish, published_models, submit
+from torpor.service.operations import answer, find_model, finish, published_models, submit, who
 
 router = APIRouter(tags=["memory"])
 # Tags that any model may have: one that this model lacks has nothing to do, and is no mistake.
@@ -54,7 +54,9 @@ async def _run(kind: Kind, request: Request) -> Response:
         tags = tuple(tag for tag in dict.fromkeys(body.tags) if tag in view.tags or tag not in COMMON_TAGS)
         if not tags:
             return JSONResponse(_status(view), headers=headers)
-    wish = OperationRequest(kind=kind, model=view.name, tags=tags, on_conflict=OnConflict.WAIT)
+    wish = OperationRequest(
+        kind=kind, model=view.name, tags=tags, on_conflict=OnConflict.WAIT, caller=who(request)
+    )
     begun = await submit(control, wish)
     note(request, operation_id=begun.id)
     done = await finish(control, begun)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from torpor.actors.messages import Kind, Operation
-from torpor.actors.ports import Control
+from torpor.actors.ports import Control, NoLease
 from torpor.service.bodies import SleepBody, WakeBody, unknown_model
 from torpor.service.context import context_of
 from torpor.service.docs import json_body
@@ -89,6 +90,18 @@ async def cancel(operation_id: str, request: Request) -> dict[str, Any]:
         hint = f"Look at GET /operations/{operation_id} for its end."
         raise Problem(409, Code.OPERATION_FINISHED, detail, hint=hint, operation_id=operation_id)
     return operation_json(await control.wait(operation_id))
+
+
+@router.post("/operations/{operation_id}/renew")
+async def renew(operation_id: str, request: Request) -> dict[str, Any]:
+    """Renew the lease of the hold that this sleep is; the answer is the hold, with its new end."""
+    control = context_of(request).control
+    found = await _find(control, operation_id)
+    try:
+        return {"model": found.model, **dataclasses.asdict(await control.renew(operation_id))}
+    except NoLease as error:
+        hint = f"Look at GET /models/{found.model} for its holds."
+        raise Problem(409, Code.NO_LEASE, str(error), hint=hint, operation_id=operation_id) from None
 
 
 async def _find(control: Control, operation_id: str) -> Operation:

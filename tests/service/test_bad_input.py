@@ -34,8 +34,6 @@ BAD: list[tuple[str, str | None, Headers, int, str, str]] = [
     ("POST /sleep", '{"restore": {"weights": "disk"}}', {}, 422, "not_available", "disk"),
     ("POST /sleep", '{"drain": {"mode": "wait"}}', {}, 422, "unknown_mode", "finish, abort"),
     ("POST /sleep", '{"drain": {"mode": "freeze"}}', {}, 422, "not_available", "freeze"),
-    ("POST /sleep", '{"lease_s": 5}', {}, 422, "not_available", "lease_s"),
-    ("POST /sleep", '{"wake_on_request": true}', {}, 422, "not_available", "wake_on_request"),
     ("POST /sleep", '{"timeout_s": 0}', {}, 422, "invalid_field", "timeout_s"),
     ("POST /sleep", '{"timeout_s": "soon"}', {}, 422, "invalid_field", "timeout_s"),
     ("POST /sleep", '{"timeout_s": NaN}', {}, 422, "invalid_field", "timeout_s"),

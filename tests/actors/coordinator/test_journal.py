@@ -16,8 +16,10 @@ from torpor.actors.coordinator.records import Published
 from torpor.actors.messages import (
     DrainMode,
     DrainSpec,
+    Hold,
     Kind,
     OnConflict,
+    OnExpiry,
     Operation,
     OperationRequest,
     OperationState,
@@ -66,7 +68,15 @@ async def test_what_is_written_is_read_back_after_a_restart(tmp_path: Path) -> N
     await journal.begin(operation(), REQUEST, 5.0)
     await journal.begin(operation("op-2"), replace(REQUEST, idempotency_key=None), 5.0)
     await journal.decide("op-2")
-    published = Published("chat", ("kv", "weights"), ("kv",), (), hold=True, generation=4, weights_version=2)
+    published = Published(
+        "chat",
+        ("kv", "weights"),
+        ("kv",),
+        (),
+        holds=(Hold("op-1", "me", 5.0, 9.0, OnExpiry.WAKE, 14.0),),
+        generation=4,
+        weights_version=2,
+    )
     await journal.publish(published)
     await journal.close()
 

@@ -1,0 +1,134 @@
+"""Holds: sleeps that were asked for. What begins and ends them, and what they keep from others (G6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torpor.actors.coordinator.budget import Budget, Place
+from torpor.actors.coordinator.records import Published, makes_hold
+from torpor.actors.coordinator.runtime import ModelRuntime
+from torpor.actors.messages import (
+    Hold,
+    Kind,
+    OnExpiry,
+    Operation,
+    OperationRequest,
+    Origin,
+    RankStatus,
+    Refusal,
+    RejectCode,
+)
+
+MAX_LEASES = 64  # a model
+
+
+def holds_after(
+    before: tuple[Hold, ...], request: OperationRequest, operation: Operation, parked: bool, now: float
+) -> tuple[Hold, ...]:
+    """The holds once this operation has succeeded. They end together with the last parked tag."""
+    if not parked:
+        return ()
+    if not makes_hold(request):
+        return before
+    made = Hold(operation.id, request.caller, now, request.lease_s, request.on_expiry)
+    if made.lease_s is not None:
+        return (*before, with_lease_until(made, now + made.lease_s))
+    # One hold without a lease says all; the leases of others go on, since they end by themselves.
+    return before if any(hold.lease_s is None for hold in before) else (made, *before)
+
+
+def with_lease_until(hold: Hold, expires_at: float) -> Hold:
+    return Hold(hold.operation, hold.by, hold.since, hold.lease_s, hold.on_expiry, expires_at)
+
+
+def without_lease(holds: tuple[Hold, ...], operation: str) -> tuple[Hold, ...]:
+    """That hold's lease has ended: it stays as one without a lease, or goes, as was asked for."""
+    rest = tuple(hold for hold in holds if hold.operation != operation)
+    (ended,) = [hold for hold in holds if hold.operation == operation]
+    if ended.on_expiry is OnExpiry.WAKE or any(hold.lease_s is None for hold in rest):
+        return rest
+    return (Hold(ended.operation, ended.by, ended.since), *rest)
+
+
+def refusal(published: Published, request: OperationRequest) -> Refusal | None:
+    """Why a hold does not let this operation be. Those that somebody asked for always may."""
+    if request.kind is Kind.WAKE and request.origin.automatic:
+        in_the_way = [hold for hold in published.holds if not _is_ended_by(hold, request)]
+        if in_the_way:
+            why = f"{request.model!r} is asleep by a hold{_whose(in_the_way[0])}; an explicit wake ends it"
+            return Refusal(RejectCode.HELD, why)
+    leases = sum(hold.lease_s is not None for hold in published.holds)
+    if makes_hold(request) and request.lease_s is not None and leases >= MAX_LEASES:
+        why = f"{MAX_LEASES} leases hold {request.model!r} asleep already; wait until some end, or wake it"
+        return Refusal(RejectCode.CONFLICT, why)
+    return None
+
+
+def _is_ended_by(hold: Hold, request: OperationRequest) -> bool:
+    # The wake at a lease's end names the hold that it is for.
+    return request.origin is Origin.LEASE and request.caller == hold.operation
+
+
+def _whose(hold: Hold) -> str:
+    return f" ({hold.by}, operation {hold.operation})" if hold.operation else ""
+
+
+class HeldBytes:
+    """What automatic wakes must leave free on a device: what holds have parked there, and nobody else has taken yet.
+
+    Whoever asked for a hold may use its bytes outside of this service's sight. So the bytes that are in use on a
+    device, and that no model of ours has, are noted when a hold begins: by how much they grow is what was taken up.
+    """
+
+    def __init__(self, models: Mapping[str, ModelRuntime], budget: Budget) -> None:
+        self._models = models
+        self._budget = budget
+        self._others_bytes: dict[
+            tuple[str, Place], int
+        ] = {}  # (held model, place): in use by others at its begin
+
+    def look(self, runtime: ModelRuntime) -> None:
+        """To be called when the model's published state has changed, with its ranks' newest statuses."""
+        name = runtime.config.name
+        if not runtime.published.hold:
+            self._others_bytes = {key: size for key, size in self._others_bytes.items() if key[0] != name}
+            return
+        for status in runtime.statuses.values():
+            self._others_bytes.setdefault((name, _place(status)), self._others_now_bytes(status))
+
+    def spare_bytes(self, request: OperationRequest, status: RankStatus) -> int:
+        """What this operation must leave free on a rank's device; status: the rank's, of just now."""
+        if request.kind is not Kind.WAKE or not request.origin.automatic:
+            return 0
+        place, held_bytes, begun = _place(status), 0, []
+        others_bytes = self._others_now_bytes(status)
+        for name, runtime in self._models.items():
+            waking = runtime.running is not None and self._budget.has_promise(runtime.running.operation.id)
+            if name == request.model or not runtime.published.hold or waking:
+                continue  # a model that wakes has its bytes promised
+            for one in runtime.statuses.values():
+                if _place(one) == place:
+                    held_bytes += sum(size for parked, size in _rows(one, "reserved_bytes") if parked)
+                    begun.append(self._others_bytes.get((name, place), others_bytes))
+        taken_up_bytes = max(0, others_bytes - min(begun, default=others_bytes))
+        return max(0, held_bytes - taken_up_bytes)
+
+    def _others_now_bytes(self, status: RankStatus) -> int:
+        place = _place(status)
+        ours = sum(
+            size
+            for runtime in self._models.values()
+            for one in runtime.statuses.values()
+            if _place(one) == place
+            for _, size in _rows(one, "device_bytes")
+        )
+        return max(0, status.device_total_bytes - status.device_free_bytes - ours)
+
+
+def _place(status: RankStatus) -> Place:
+    return Place(status.node, status.device_id)
+
+
+def _rows(status: RankStatus, column: str) -> Iterator[tuple[bool, int]]:
+    for row in status.memory:
+        yield bool(row.get("parked")), int(str(row.get(column) or 0))
