@@ -10,7 +10,7 @@ SOURCES := $(shell find service actors native -name '*.py' -o -name '*.pyi')
 export PYTHONDONTWRITEBYTECODE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run serve test links test-native test-sanitize test-python test-long bench lint format tree clean
+.PHONY: help setup run serve test links test-native test-sanitize test-python test-long bench lint format tree stub clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -55,7 +55,7 @@ comma := ,
 define native_tests
 	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B $(1) -G Ninja -DTORPOR_TESTS=ON -DTORPOR_PYTHON=OFF -DTORPOR_SANITIZE=$(2) >/dev/null
 	PATH="$(abspath $(BIN)):$$PATH" cmake --build $(1)
-	PATH="$(abspath $(BIN)):$$PATH" ctest --test-dir $(1) --output-on-failure
+	PATH="$(abspath $(BIN)):$$PATH" ctest --test-dir $(1) --output-on-failure --parallel $$(nproc)
 endef
 
 test-python: setup ## the Python tests
@@ -83,6 +83,9 @@ tree: links ## as links, with the extension built beside its sources: PYTHONPATH
 	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/tree -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(abspath $(BIN))/python >/dev/null
 	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/tree
 	cp build/tree/_core*.so native/
+
+stub: tree ## native/_core.pyi, written anew from what native/bindings/ binds
+	PYTHONPATH=build/py $(BIN)/python deploy/stub.py
 
 clean: ## remove what was built; .venv stays
 	rm -rf build native/_core*.so

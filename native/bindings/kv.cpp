@@ -4,39 +4,23 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <array>
 #include <memory>
 #include <utility>
 
 #include "bindings.hpp"
+#include "owner.hpp"
 #include "torpor/errors.hpp"
 #include "torpor/kv/kv_manager.hpp"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace torpor {
 namespace {
 
 using kv::KvManager;
-using kv::Sequence;
 using Tokens = std::vector<kv::Token>;
-
-// Runs without the GIL: waits for a lock or a device must not stop other Python threads.
-template <typename F>
-auto released(F work) {
-  const nb::gil_scoped_release without_gil;
-  return work();
-}
-
-// Keeps what it points to alive for as long as any array over it lives.
-template <typename T>
-nb::capsule owner_of(std::shared_ptr<T> kept) {
-  auto box = std::make_unique<std::shared_ptr<T>>(std::move(kept));
-  const nb::capsule owner(box.get(),
-                          [](void* held) noexcept { delete static_cast<std::shared_ptr<T>*>(held); });
-  (void)box.release();
-  return owner;
-}
+using Counts = nb::typed<nb::dict, nb::str, nb::int_>;
 
 nb::dlpack::dtype dlpack_dtype(kv::DType dtype) {
   const auto code = dtype == kv::DType::bfloat16 ? nb::dlpack::dtype_code::Bfloat
@@ -69,16 +53,9 @@ nb::object page_view(std::shared_ptr<KvManager> self, std::size_t layer, const s
   return nb::cast(view, nb::rv_policy::reference);
 }
 
-nb::object page_table(const Sequence& self, std::size_t life_cycle) {
-  const std::array<std::size_t, 1> shape{self.table_entries(life_cycle)};
-  const auto table = self.table(life_cycle);
-  const nb::ndarray<nb::numpy, std::int32_t> view(table.get(), 1, shape.data(), owner_of(table));
-  return nb::cast(view, nb::rv_policy::reference);
-}
-
-nb::dict stats(const KvManager& self) {
+Counts stats(const KvManager& self) {
   const kv::KvStats now = released([&] { return self.stats(); });
-  nb::dict row;
+  Counts row;
   row["slots"] = now.slots;
   row["free_slots"] = now.free_slots;
   row["locked_pages"] = now.locked_pages;
@@ -137,10 +114,10 @@ std::shared_ptr<KvManager> create_kv_manager(Ledger& self, std::size_t layers, s
   });
 }
 
-nb::list pools(const KvManager& self) {
-  nb::list rows;
+nb::typed<nb::list, Counts> pools(const KvManager& self) {
+  nb::typed<nb::list, Counts> rows;
   for (const kv::PoolStats& now : released([&] { return self.pool_stats(); })) {
-    nb::dict row;
+    Counts row;
     row["page_bytes"] = now.page_bytes;
     row["slots"] = now.slots;
     row["free_slots"] = now.free_slots;
@@ -153,10 +130,10 @@ nb::list pools(const KvManager& self) {
   return rows;
 }
 
-nb::list life_cycles(const KvManager& self) {
-  nb::list rows;
+Rows life_cycles(const KvManager& self) {
+  Rows rows;
   for (const kv::LifeCycle& one : self.layout().life_cycles()) {
-    nb::dict row;
+    Row row;
     row["kind"] = kv::to_string(one.kind);
     row["window"] = one.window_tokens;
     row["sinks"] = one.sink_tokens;
@@ -168,11 +145,11 @@ nb::list life_cycles(const KvManager& self) {
   return rows;
 }
 
-nb::dict events(const KvManager& self, std::uint64_t after) {
+Row events(const KvManager& self, std::uint64_t after) {
   const kv::EventLog::Batch batch = released([&] { return self.events(after); });
-  nb::list rows;
+  Rows rows;
   for (const kv::Event& event : batch.events) {
-    nb::dict row;
+    Row row;
     row["number"] = event.number;
     row["kind"] = kv::to_string(event.kind);
     row["block"] = event.block;
@@ -184,7 +161,7 @@ nb::dict events(const KvManager& self, std::uint64_t after) {
     }
     rows.append(row);
   }
-  nb::dict answer;
+  Row answer;
   answer["events"] = rows;
   answer["next"] = batch.next;
   answer["lost"] = batch.lost;
@@ -221,101 +198,111 @@ std::shared_ptr<KvManager> create_kv_cache(Ledger& self, const std::vector<kv::L
   });
 }
 
-void bind_layout(nb::module_& module) {
-  nb::class_<kv::BufferSpec>(module, "Buffer")
-      .def(
-          "__init__",
-          [](kv::BufferSpec* self, const std::string& role, const std::vector<std::size_t>& shape,
-             const std::string& dtype) {
-            new (self) kv::BufferSpec{.role = role, .shape = shape, .dtype = kv::parse_dtype(dtype)};
-          },
-          nb::arg("role"), nb::arg("shape"), nb::arg("dtype"))
-      .def_ro("role", &kv::BufferSpec::role)
-      .def_ro("shape", &kv::BufferSpec::shape);
-  nb::class_<kv::LayerSpec>(module, "LayerSpec")
-      .def(
-          "__init__",
-          [](kv::LayerSpec* self, const std::string& kind, const std::vector<kv::BufferSpec>& buffers,
-             std::size_t window, std::size_t sinks) {
-            new (self) kv::LayerSpec{.kind = kv::parse_layer_kind(kind),
-                                     .window_tokens = window,
-                                     .sink_tokens = sinks,
-                                     .buffers = buffers};
-          },
-          nb::arg("kind"), nb::arg("buffers"), nb::kw_only(), nb::arg("window") = 0, nb::arg("sinks") = 0)
-      .def_prop_ro("kind", [](const kv::LayerSpec& self) { return kv::to_string(self.kind); })
-      .def_ro("window", &kv::LayerSpec::window_tokens)
-      .def_ro("sinks", &kv::LayerSpec::sink_tokens)
-      .def_ro("buffers", &kv::LayerSpec::buffers);
+void bind_creation(nb::class_<Ledger>& ledger) {
+  ledger.def(
+      "create_kv_cache", &create_kv_cache, "layers"_a, "tokens_per_block"_a, "gpu_bytes"_a,
+      "host_bytes"_a = 0, nb::kw_only(), "tag"_a = "kv_cache", "name"_a = "", "restore"_a = "none",
+      "sequence_tokens"_a = 4096, "max_sequence_tokens"_a = 0, "max_utilisation"_a = 1.0,
+      "partial_blocks"_a = false, "event_count"_a = 1024, "seed"_a = nb::none(), "disk_bytes"_a = 0,
+      "disk_path"_a = "", "cold_gpu_bytes"_a = 0, "codec"_a = "identity",
+      "A paged cache of layers of several kinds; `create_kv_manager` is the short form for K and V "
+      "alone.\n\nLayers of one kind (the same window and sinks) are a life cycle; life cycles with equal "
+      "page sizes share a\npool. gpu_bytes and host_bytes are divided over the pools in proportion to what "
+      "a sequence of sequence_tokens\ntakes in each, in whole granules. max_sequence_tokens bounds page "
+      "tables (0: what fits the pools of full\nattention; without such, 2**20). `resume` locks at most "
+      "max_utilisation of each pool. partial_blocks: prompts\nalso match the beginning of a block, at the "
+      "price of one page copied on resume; matched_tokens is then any\nnumber. event_count: how many "
+      "events are kept. Misuse when a layer or a size is impossible; OutOfDeviceMemory.");
+  ledger.def(
+      "create_kv_manager", &create_kv_manager, "layers"_a, "kv_heads"_a, "head_dim"_a, "dtype"_a,
+      "tokens_per_block"_a, "gpu_bytes"_a, "host_bytes"_a = 0, nb::kw_only(), "tag"_a = "kv_cache",
+      "name"_a = "", "restore"_a = "none", "seed"_a = nb::none(), "disk_bytes"_a = 0, "disk_path"_a = "",
+      "cold_gpu_bytes"_a = 0, "codec"_a = "identity",
+      "A paged KV pool of at most gpu_bytes. dtype: float32, float16, bfloat16. seed: random slot order "
+      "(tests).\n\nPages that leave it fall into the tiers that there are: cold_gpu_bytes on the GPU, "
+      "host_bytes, disk_bytes (in\nan unlinked file in the folder disk_path; without one, in the "
+      "ledger's). codec, of pages in those tiers:\nidentity, checked (with a checksum). Errors as of "
+      "create_kv_cache; OutOfDisk.");
 }
 
-void bind_sequence(nb::module_& module) {
-  nb::class_<Sequence>(module, "Sequence")
-      .def_prop_ro("id", &Sequence::id)
-      .def_prop_ro("state",
-                   [](const Sequence& self) { return kv::to_string(released([&] { return self.state(); })); })
-      .def_prop_ro("matched_tokens", &Sequence::matched_tokens)
-      .def_prop_ro("history_tokens", &Sequence::history_tokens, nb::call_guard<nb::gil_scoped_release>())
-      .def_prop_ro("capacity_tokens", &Sequence::capacity_tokens, nb::call_guard<nb::gil_scoped_release>())
-      .def_prop_ro("contents_lost", &Sequence::contents_lost, nb::call_guard<nb::gil_scoped_release>())
-      .def_prop_ro("page_table", [](const Sequence& self) { return page_table(self, 0); })
-      .def("table", &page_table, nb::arg("life_cycle"))
-      .def("snapshot", &Sequence::snapshot, nb::call_guard<nb::gil_scoped_release>())
-      .def("resume", &Sequence::resume, nb::call_guard<nb::gil_scoped_release>())
-      .def("suspend", &Sequence::suspend, nb::call_guard<nb::gil_scoped_release>())
-      .def("resize", &Sequence::resize, nb::arg("capacity_tokens"), nb::call_guard<nb::gil_scoped_release>())
+void bind_figures(nb::class_<KvManager>& manager) {
+  manager
+      .def_prop_ro("tokens_per_block", [](const KvManager& self) { return self.layout().tokens_per_block(); })
+      .def_prop_ro(
+          "slots", [](const KvManager& self) { return self.slots(); },
+          "GPU slots of the first pool, those in use included.")
+      .def_prop_ro(
+          "page_bytes", [](const KvManager& self) { return self.layout().groups()[0].page_bytes; },
+          "Of the first pool: its slots are so many bytes apart.")
+      .def_prop_ro(
+          "life_cycles", &life_cycles,
+          "[{kind, window, sinks, layers, pool, page_bytes}]; their order is that of Sequence.table.")
+      .def_prop_ro("parked", &KvManager::parked)
+      .def("stats", &stats,
+           "Over all pools:\n\n{slots, free_slots, locked_pages, held_pages, droppable_pages, host_pages, "
+           "host_bytes, host_slots,\nsequences, prefix_tokens; since the start: lookup_tokens, hits_tokens, "
+           "evicted_pages (for room),\nforgotten_pages (with all prefixes), moved_out_pages, "
+           "moved_in_pages,\nmoved_down_pages (from one cold tier into a colder one), cold_gpu_pages, "
+           "cold_gpu_slots, disk_pages, disk_bytes,\ndisk_slots}.")
       .def(
-          "commit", [](Sequence& self, const Tokens& tokens) { released([&] { self.commit(tokens); }); },
-          nb::arg("tokens"))
-      .def("close", &Sequence::close, nb::call_guard<nb::gil_scoped_release>());
+          "pools", &pools,
+          "[{page_bytes, slots, free_slots, locked_pages, held_pages, droppable_pages, host_pages}] by pool.")
+      .def("events", &events, "after"_a = 0,
+           "{events: [{number, kind, block, parent, tokens, …}], next, lost}: what became of known blocks "
+           "since.\n\nkind: \"stored\", \"removed\", or \"moved\" with {life_cycle, tier: \"gpu\" | "
+           "\"cold_gpu\" | \"host\" | \"disk\"}. Ask with\n`next` the next time. lost: some were overwritten "
+           "before they were read (or `after` is not of this cache): begin\nanew.");
 }
 
 }  // namespace
 
 void bind_kv(nb::module_& module, nb::class_<Ledger>& ledger) {
-  nb::class_<KvManager>(module, "KvManager")
-      .def_prop_ro("tokens_per_block", [](const KvManager& self) { return self.layout().tokens_per_block(); })
-      .def_prop_ro("slots", [](const KvManager& self) { return self.slots(); })
-      .def_prop_ro("page_bytes", [](const KvManager& self) { return self.layout().groups()[0].page_bytes; })
-      .def_prop_ro("life_cycles", &life_cycles)
-      .def_prop_ro("parked", &KvManager::parked)
-      .def("page_view", &page_view, nb::arg("layer"), nb::arg("role"))
+  nb::class_<KvManager> manager(
+      module, "KvManager",
+      "Bytes whose meaning is known: K and V of every layer, paged. One slot holds all layers of a token "
+      "block.\n\nMade by `Ledger.create_kv_cache` and `create_kv_manager`; thread-safe. Figures are its own "
+      "books. C++:\ntorpor/kv/kv_manager.hpp.");
+  manager
+      .def(
+          "page_view", &page_view, "layer"_a, "role"_a,
+          nb::sig("def page_view(self, layer: int, role: str) -> typing.Any"),
+          "DLPack object over all slots of the layer's pool, strided; the address never changes (S1).\n\n"
+          "Shape: (slots, tokens_per_block, *shape of the buffer); for a state (slots, *shape). In the short "
+          "form roles\nare \"k\" and \"v\", and their shape is (kv_heads, head_dim). Misuse for another "
+          "layer or "
+          "role.")
       .def(
           "probe",
           [](const KvManager& self, const std::string& scope, const Tokens& tokens) {
             return released([&] { return self.probe(scope, tokens); });
           },
-          nb::arg("scope"), nb::arg("tokens"))
+          "scope"_a, "tokens"_a,
+          "How many leading tokens a new sequence would find. Reads only.\n\nSomething must be there for "
+          "every "
+          "layer: all blocks in full attention, sinks and window in a window, a\nsnapshot at exactly that "
+          "many "
+          "tokens in a state.")
       .def(
           "create_sequence",
           [](KvManager& self, const std::string& scope, const Tokens& prompt) {
             return released([&] { return self.create_sequence(scope, prompt); });
           },
-          nb::arg("scope"), nb::arg("prompt"))
-      .def("forget_prefixes", &KvManager::forget_prefixes, nb::call_guard<nb::gil_scoped_release>())
-      .def("stats", &stats)
-      .def("pools", &pools)
-      .def("events", &events, nb::arg("after") = 0)
+          "scope"_a, "prompt"_a,
+          "Suspended; holds the longest known prefix of whole blocks, at most len(prompt) - 1 "
+          "tokens.\n\nscope: "
+          "a security boundary; sequences of two scopes never share a block.")
+      .def("forget_prefixes", &KvManager::forget_prefixes, Free(),
+           "Drops every reusable page on every tier; returns the tokens lost.")
       .def(
           "block_hashes",
           [](const KvManager& self, const std::string& scope, const Tokens& tokens) {
             return released([&] { return self.block_hashes(scope, tokens); });
           },
-          nb::arg("scope"), nb::arg("tokens"));
-  bind_layout(module);
-  bind_sequence(module);
-  ledger.def("create_kv_cache", &create_kv_cache, nb::arg("layers"), nb::arg("tokens_per_block"),
-             nb::arg("gpu_bytes"), nb::arg("host_bytes") = 0, nb::kw_only(), nb::arg("tag") = "kv_cache",
-             nb::arg("name") = "", nb::arg("restore") = "none", nb::arg("sequence_tokens") = 4096,
-             nb::arg("max_sequence_tokens") = 0, nb::arg("max_utilisation") = 1.0,
-             nb::arg("partial_blocks") = false, nb::arg("event_count") = 1024, nb::arg("seed") = nb::none(),
-             nb::arg("disk_bytes") = 0, nb::arg("disk_path") = "", nb::arg("cold_gpu_bytes") = 0,
-             nb::arg("codec") = "identity");
-  ledger.def("create_kv_manager", &create_kv_manager, nb::arg("layers"), nb::arg("kv_heads"),
-             nb::arg("head_dim"), nb::arg("dtype"), nb::arg("tokens_per_block"), nb::arg("gpu_bytes"),
-             nb::arg("host_bytes") = 0, nb::kw_only(), nb::arg("tag") = "kv_cache", nb::arg("name") = "",
-             nb::arg("restore") = "none", nb::arg("seed") = nb::none(), nb::arg("disk_bytes") = 0,
-             nb::arg("disk_path") = "", nb::arg("cold_gpu_bytes") = 0, nb::arg("codec") = "identity");
+          "scope"_a, "tokens"_a,
+          "The hash of each whole block, chained over the scope and all tokens up to it: how events name "
+          "blocks.");
+  bind_figures(manager);
+  bind_creation(ledger);
 }
 
 }  // namespace torpor
