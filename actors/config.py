@@ -41,6 +41,14 @@ class GateConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacementConfig:
+    """group: a named placement group that somebody lends; None = one of the model's own. Rank r is in bundles[r]."""
+
+    group: str | None = None
+    bundles: tuple[int, ...] | None = None  # None: bundle r
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     name: str
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -51,11 +59,14 @@ class ModelConfig:
     )
     gate: GateConfig = field(default_factory=GateConfig)
     verify: bool = False
+    # None: a whole GPU where there are enough for all models, else an equal share; in a lent group, none.
+    gpus_per_rank: float | None = None
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceConfig:
-    """kind auto = cuda if one is usable, else host. On host devices rank r of a model takes device r mod count."""
+    """kind auto = cuda if one is usable, else host."""
 
     kind: str = "auto"  # auto | host | cuda
     count: int = 1  # host devices of a node
@@ -106,9 +117,10 @@ class RankSpec:
     rank: int
     incarnation: str
     device: DeviceConfig
-    device_index: int  # which host device or CUDA ordinal
+    device_index: int  # which host device or CUDA ordinal, unless device_id says
     host_pool_bytes: int  # this rank's share
     process_group: str = ""  # "host:port" of the gloo/nccl store; "" when tensor_parallel is 1
     step_channel: str = ""  # "host:port" where the leader listens for its followers
     channel_key: bytes = b""
     epoch: int = 0
+    device_id: str = ""  # a GPU's UUID or "host:<name>", as the coordinator has assigned it

@@ -327,6 +327,7 @@ class ModelView:
     ranks: list[RankStatus] = field(default_factory=list)
     error: str = ""
     holds: list[Hold] = field(default_factory=list)  # empty while a sleep that will be one is on its way
+    devices: list[str] = field(default_factory=list)  # assigned to the ranks, by rank
 
 
 # --- inference ---

@@ -19,6 +19,7 @@ from torpor.actors.config import ClusterConfig, ModelConfig
 from torpor.actors.coordinator.budget import host_limit_bytes
 from torpor.actors.coordinator.coordinator import Coordinator
 from torpor.actors.coordinator.journal import Journal
+from torpor.actors.coordinator.seating import Seating
 from torpor.actors.messages import Hold, ModelState, ModelView, Operation, OperationRequest
 from torpor.actors.ports import ControlUnreachable, RankUnreachable
 from torpor.actors.ray.calls import ActorGone, call
@@ -35,7 +36,8 @@ class CoordinatorActor:
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
-        self._launcher = Launcher(config)
+        self._seating = Seating()
+        self._launcher = Launcher(config, self._seating)
         self._tasks: set[asyncio.Task[None]] = set()
         self._handles: dict[str, list[ActorHandle | None]] = {}
         self._journal: Journal | None = None
@@ -62,10 +64,10 @@ class CoordinatorActor:
         return await (await self._ready()).renew(operation_id)
 
     async def models(self, detail: bool = False) -> list[ModelView]:
-        return await (await self._ready()).models(detail)
+        return [self._seating.show(view) for view in await (await self._ready()).models(detail)]
 
     async def model(self, name: str) -> ModelView:
-        return await (await self._ready()).model(name)
+        return self._seating.show(await (await self._ready()).model(name))
 
     async def describe(self) -> ClusterConfig:
         return await (await self._ready()).describe()
@@ -87,8 +89,9 @@ class CoordinatorActor:
                 await asyncio.gather(*(call(handle, "close") for handle in handles), return_exceptions=True)
         for model in self._config.models:
             self._launcher.remove(model)
-        if self._journal is not None:
-            await self._journal.close()
+        journal, self._journal = self._journal, None
+        if journal is not None:
+            await journal.close()
 
     # --- life ---
 
@@ -117,6 +120,7 @@ class CoordinatorActor:
                 await coordinator.attach(model.name, _ports(found))
             else:
                 missing.append(model)
+        await self._seating.open(self._journal, self._handles)
         await coordinator.start()
         for model in self._config.models:
             self._spawn(self._bring_up(coordinator, model, make=model in missing))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import os
 import sqlite3
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -28,6 +30,7 @@ from torpor.actors.coordinator.records import (
 )
 from torpor.actors.messages import Operation, OperationRequest, OperationState
 from torpor.actors.ports import ControlUnreachable, KeyReused
+from torpor.actors.seats import Seat
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -98,6 +101,13 @@ class Journal:
 
     async def published(self) -> dict[str, Published]:
         return await self._run(Journal._published)
+
+    async def seats(self) -> dict[str, tuple[Seat, ...]]:
+        return await self._run(Journal._seats)
+
+    async def write_seats(self, seats: Mapping[str, tuple[Seat, ...]]) -> None:
+        """All of them, in place of those before."""
+        await self._run(Journal._write_seats, dict(seats))
 
     async def unfinished(self) -> list[tuple[Operation, OperationRequest, bool]]:
         """(operation, request, decided), oldest first."""
@@ -255,6 +265,16 @@ class Journal:
     def _published(self) -> dict[str, Published]:
         rows = self._db.execute("SELECT model, body FROM published").fetchall()
         return {model: published_from_json(body) for model, body in rows}
+
+    def _seats(self) -> dict[str, tuple[Seat, ...]]:
+        rows = self._db.execute("SELECT model, body FROM seats").fetchall()
+        return {model: tuple(Seat(**one) for one in json.loads(body)) for model, body in rows}
+
+    def _write_seats(self, seats: Mapping[str, tuple[Seat, ...]]) -> None:
+        with _Transaction(self._db):
+            self._db.execute("DELETE FROM seats")
+            rows = [(model, json.dumps([asdict(seat) for seat in each])) for model, each in seats.items()]
+            self._db.executemany("INSERT INTO seats VALUES (?, ?)", rows)
 
     def _unfinished(self) -> list[tuple[Operation, OperationRequest, bool]]:
         rows = self._db.execute(

@@ -14,4 +14,6 @@ SCHEMA = (
     "CREATE TABLE IF NOT EXISTS keys ("
     "key TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, operation TEXT NOT NULL, created_at REAL NOT NULL)",
     "CREATE TABLE IF NOT EXISTS published (model TEXT PRIMARY KEY, body TEXT NOT NULL)",
+    # body: the devices of the model's ranks
+    "CREATE TABLE IF NOT EXISTS seats (model TEXT PRIMARY KEY, body TEXT NOT NULL)",
 )

@@ -7,6 +7,7 @@ look at the state for neither.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import sys
@@ -27,6 +28,8 @@ from torpor.actors.messages import (
     TokenEvent,
 )
 from torpor.actors.rank.core import RankCore
+from torpor.actors.rank.offer import cuda_offer, host_offer, list_gpus
+from torpor.actors.seats import Offer
 
 # The step thread must not keep the event loops waiting for the default 5 ms.
 SWITCH_INTERVAL_S = 0.0005
@@ -49,6 +52,7 @@ class RankActor:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         # Ray says 1 to an actor without CPUs of its own. Read by torch when the engine imports it, which is later.
         os.environ["OMP_NUM_THREADS"] = str(threads)
+        self._spec = spec
         self._core = RankCore(spec, node=ray.get_runtime_context().get_node_id())
         self._addresses: tuple[str, str] | None = None
 
@@ -59,9 +63,20 @@ class RankActor:
             self._addresses = two_free_addresses(host or ray.util.get_node_ip_address())
         return self._addresses
 
+    @in_group("health")
+    async def offer(self) -> Offer:
+        """The devices of this node. Touches none."""
+        context, held = ray.get_runtime_context(), self._core.device_id
+        node = context.get_node_id()
+        if self._spec.device.kind == "host":
+            return host_offer(self._spec, node, held)
+        listed = await asyncio.to_thread(list_gpus)
+        managed = next(each["Resources"].get("GPU", 0) for each in ray.nodes() if each["NodeID"] == node)
+        return cuda_offer(node, listed, context.get_accelerator_ids().get("GPU", []), int(managed), held)
+
     @in_group("control")
-    async def load(self, process_group: str = "", step_channel: str = "") -> None:
-        await self._core.load(process_group, step_channel)
+    async def load(self, process_group: str = "", step_channel: str = "", device_id: str = "") -> None:
+        await self._core.load(process_group, step_channel, device_id)
 
     @in_group("control")
     async def close(self) -> None:

@@ -72,11 +72,16 @@ class RankCore:
 
     # --- life ---
 
-    async def load(self, process_group: str = "", step_channel: str = "") -> None:
+    @property
+    def device_id(self) -> str:
+        """The device that this rank was told to take, or ""."""
+        return self._spec.device_id
+
+    async def load(self, process_group: str = "", step_channel: str = "", device_id: str = "") -> None:
         """Make device, ledger and engine, and open the gate. Asked again, it joins the first time.
 
-        The addresses ("host:port", where tensor_parallel > 1) override the spec's. Raises what went wrong, and
-        `status` tells it too.
+        The addresses ("host:port", where tensor_parallel > 1) and the device override the spec's. Raises what went
+        wrong, and `status` tells it too.
         """
         if self._loading is None:
             spec = self._spec
@@ -84,6 +89,7 @@ class RankCore:
                 spec,
                 process_group=process_group or spec.process_group,
                 step_channel=step_channel or spec.step_channel,
+                device_id=device_id or spec.device_id,
             )
             self._loading = asyncio.create_task(self._load_once())
         await asyncio.shield(self._loading)

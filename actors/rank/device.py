@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -16,10 +17,12 @@ class DeviceUnusable(Exception):
 
 
 def make_device(spec: RankSpec) -> Device:
-    """The rank's device; on the host named "<device.name>-<index>", which is what makes ranks share one."""
+    """The rank's device, the assigned one if one is; a host device's name is what makes ranks share it."""
     config = spec.device
-    kind = device_kind(config)
-    device = _host(config, spec.device_index) if kind == "host" else _cuda(spec.device_index)
+    if device_kind(config) == "host":
+        device = _host(config, spec.device_index, spec.device_id)
+    else:
+        device = _assigned(spec.device_id) if spec.device_id else _cuda(spec.device_index)
     return FaultyDevice(device) if spec.rank in config.faults else device
 
 
@@ -42,10 +45,25 @@ def arm_faults(device: Device, config: DeviceConfig, rank: int) -> None:
         device.delay(str(call), float(seconds))
 
 
-def _host(config: DeviceConfig, index: int) -> Device:
+def _host(config: DeviceConfig, index: int, device_id: str) -> Device:
     if not config.name:
         raise DeviceUnusable("host devices need a name that this cluster's ranks share; set device.name")
-    return Device.host(f"{config.name}-{index}", config.host_capacity_bytes)
+    name = device_id.removeprefix("host:") or f"{config.name}-{index}"
+    return Device.host(name, config.host_capacity_bytes)
+
+
+def _assigned(uuid: str) -> Device:
+    # Ray shows this process what it has set aside, which is another GPU when models share some. The count makes the
+    # driver read the variable, once and for all: nothing may come in between.
+    os.environ["CUDA_VISIBLE_DEVICES"] = uuid
+    cuda_device_count()
+    device = _cuda(0)
+    if device.id != uuid:
+        raise DeviceUnusable(
+            f"GPU {uuid} was assigned to this rank, and the driver shows {device.id}: something has used CUDA in "
+            "this process before; let engines touch it in `load` only"
+        )
+    return device
 
 
 def _cuda(ordinal: int) -> Device:

@@ -10,5 +10,6 @@ def rank_name(model: str, rank: int) -> str:
     return f"torpor-rank:{model}:{rank}"
 
 
-def group_name(model: str) -> str:
-    return f"torpor-group:{model}"
+def group_name(namespace: str, model: str) -> str:
+    """The namespace is part of it: Ray keeps groups by the namespace of the job that made them, which may differ."""
+    return f"torpor-group:{namespace}:{model}"

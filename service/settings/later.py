@@ -23,9 +23,6 @@ class LaterKey:
 
 
 LATER_KEYS = (
-    LaterKey("models.*.gpus_per_rank", 1),
-    LaterKey("models.*.placement.group", None),
-    LaterKey("models.*.placement.bundles", None),
     LaterKey("models.*.kv_cache.disk_bytes", 0),
     LaterKey("models.*.kv_cache.cold_gpu_bytes", 0),
     LaterKey("models.*.kv_cache.codec", "identity"),
@@ -47,7 +44,7 @@ LATER_VALUES = {
     "models.*.restore_modes.*": ("disk",),
 }
 # Sections that hold later keys only: dropped once these are gone.
-_LATER_SECTIONS = ("models.*.placement", "auth")
+_LATER_SECTIONS = ("auth",)
 
 
 def take_out_later(tree: dict[str, Any]) -> list[str]:

@@ -23,6 +23,7 @@ from torpor.actors.config import (
     KvCacheConfig,
     ModelConfig,
     NodeBudget,
+    PlacementConfig,
 )
 from torpor.actors.messages import RestoreMode
 from torpor.service.units import parse_duration_s, parse_size_bytes
@@ -62,6 +63,13 @@ class GateSettings(_Section):
     retry_after_s: Annotated[int, Field(ge=1, le=3600)] = 5
 
 
+class PlacementSettings(_Section):
+    """A placement group that somebody lends, and the bundle of each rank."""
+
+    group: Annotated[str, Field(min_length=1)] | None = None
+    bundles: list[Annotated[int, Field(ge=0)]] | None = None
+
+
 class ModelSettings(_Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     engine: EngineSettings = EngineSettings()
@@ -70,6 +78,21 @@ class ModelSettings(_Section):
     restore_modes: dict[str, ModeName] = Field(default_factory=dict)
     gate: GateSettings = GateSettings()
     verify: bool = False
+    gpus_per_rank: Annotated[float, Field(gt=0, le=1)] | None = None
+    placement: PlacementSettings = PlacementSettings()
+
+    @model_validator(mode="after")
+    def _bundles_fit(self) -> Self:
+        bundles = self.placement.bundles
+        if bundles is not None and self.placement.group is None:
+            raise ValueError(
+                "placement.bundles without placement.group; name the group that lends them, or remove it"
+            )
+        if bundles is not None and len(bundles) != self.tensor_parallel:
+            raise ValueError(
+                f"placement.bundles names {len(bundles)} bundles for {self.tensor_parallel} ranks; one for each rank"
+            )
+        return self
 
 
 class DeviceSettings(_Section):
@@ -186,4 +209,9 @@ def _model_config(model: ModelSettings) -> ModelConfig:
         restore_modes=modes,
         gate=GateConfig(**model.gate.model_dump()),
         verify=model.verify,
+        gpus_per_rank=model.gpus_per_rank,
+        placement=PlacementConfig(
+            model.placement.group,
+            tuple(model.placement.bundles) if model.placement.bundles is not None else None,
+        ),
     )

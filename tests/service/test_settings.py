@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from torpor.actors.config import GIB, MIB
+from torpor.actors.config import GIB, MIB, PlacementConfig
 from torpor.actors.messages import RestoreMode
 from torpor.service.settings.load import SettingsError, load_settings
 from torpor.service.settings.shape import cluster_config
@@ -18,8 +18,8 @@ models:
   - name: chat
     engine: {kind: transformers, model: ./small.gguf, dtype: auto, load_format: auto}
     tensor_parallel: 3
-    gpus_per_rank: 1
-    placement: {group: null, bundles: null}
+    gpus_per_rank: 0.5
+    placement: {group: trainer, bundles: [2, 0, 1]}
     kv_cache: {tokens_per_block: 16, gpu_bytes: 2GiB, host_bytes: 4GiB, disk_bytes: 0, cold_gpu_bytes: 0, codec: identity}
     restore_modes: {kv_cache: cpu, workspace: none}
     prefill_backup: false
@@ -70,6 +70,7 @@ def test_every_key_of_a_file_reaches_the_cluster_config(tmp_path: Path) -> None:
         "workspace": RestoreMode.NONE,
     }
     assert model.verify
+    assert (model.gpus_per_rank, model.placement) == (0.5, PlacementConfig("trainer", (2, 0, 1)))
     assert (config.device.kind, config.device.count, config.device.name) == ("host", 3, "lab")
     assert (config.device.host_capacity_bytes, config.node.host_bytes) == (10**9, 3 * GIB)
     assert config.host_pool.bytes == 8 * MIB
@@ -128,6 +129,14 @@ BAD = [
     (ONE_MODEL + "http: {port: 70000}\n", "http.port", "65535"),
     (ONE_MODEL + "http: {host: 0.0.0.0}\n", "http.host", "SSH tunnel"),
     (ONE_MODEL + "http: {host: example.org}\n", "http.host", "loopback"),
+    ("models: [{name: a, gpus_per_rank: 2}]\n", "models.0.gpus_per_rank", "less than or equal to 1"),
+    ("models: [{name: a, placement: {bundles: [0]}}]\n", "models.0", "name the group that lends them"),
+    (
+        "models: [{name: a, placement: {group: t, bundles: [0, 1]}}]\n",
+        "models.0",
+        "2 bundles for 1 ranks; one for each",
+    ),
+    (ONE_MODEL + "ray: {namespace: a b}\n", "ray.namespace", "pattern"),
     ("models: [\n", "is not valid YAML in line 2", ""),
     ("just text\n", "holds no keys", "models"),
 ]
@@ -150,8 +159,6 @@ LATER = [
     ("models: [{name: a, kv_cache: {cold_gpu_bytes: 1}}]\n", "models.0.kv_cache.cold_gpu_bytes"),
     ("models: [{name: a, kv_cache: {codec: fp8}}]\n", "models.0.kv_cache.codec"),
     ("models: [{name: a, restore_modes: {weights: disk}}]\n", "models.0.restore_modes.weights"),
-    ("models: [{name: a, gpus_per_rank: 0.5}]\n", "models.0.gpus_per_rank"),
-    ("models: [{name: a, placement: {group: trainer}}]\n", "models.0.placement.group"),
     ("models: [{name: a, prefill_backup: true}]\n", "models.0.prefill_backup"),
     ("models: [{name: a, on_discard: reload}]\n", "models.0.on_discard"),
     ("models: [{name: a, sleep_after_idle_s: 60}]\n", "models.0.sleep_after_idle_s"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -61,6 +61,7 @@ def make_torpor(local_ray: None, tmp_path: Path) -> Iterator[MakeTorpor]:
         kind: str = "host",
         kv_cache: KvCacheConfig | None = None,
         journal_path: str | None = None,
+        adapt: Callable[[ClusterConfig], ClusterConfig] = lambda config: config,
     ) -> Torpor:
         name = f"test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         config = ClusterConfig(
@@ -71,6 +72,7 @@ def make_torpor(local_ray: None, tmp_path: Path) -> Iterator[MakeTorpor]:
             journal_path=journal_path or str(tmp_path / f"{name}.db"),
             namespace=name,
         )
+        config = adapt(config)
         create_coordinator(config)
         made.append(name)
         control = RayControl(name)
