@@ -46,7 +46,9 @@ def test_a_rank_that_has_its_device_keeps_it_whatever_the_load() -> None:
 
 
 def test_two_ranks_in_one_lent_gpu_are_refused_with_what_to_do() -> None:
-    with pytest.raises(NotSeated, match=r"rank 1 on node n1.*never share one: lower tensor_parallel, or give"):
+    with pytest.raises(
+        NotSeated, match=r"rank 1 on node n1.*never share one: lower tensor_parallel, or give"
+    ):
         choose(Wish("m", 0.1, alone=True, given_only=True), offers(2, given="GPU-a"), {})
 
 
