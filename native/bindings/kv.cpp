@@ -155,10 +155,8 @@ Row events(const KvManager& self, std::uint64_t after) {
     row["block"] = event.block;
     row["parent"] = event.parent;
     row["tokens"] = event.tokens;
-    if (event.kind == kv::EventKind::moved) {
-      row["life_cycle"] = event.life_cycle;
-      row["tier"] = kv::to_string(event.tier);
-    }
+    row["tier"] = kv::to_string(event.tier);
+    if (event.kind == kv::EventKind::moved) row["life_cycle"] = event.life_cycle;
     rows.append(row);
   }
   Row answer;
@@ -248,10 +246,17 @@ void bind_figures(nb::class_<KvManager>& manager) {
           "pools", &pools,
           "[{page_bytes, slots, free_slots, locked_pages, held_pages, droppable_pages, host_pages}] by pool.")
       .def("events", &events, "after"_a = 0,
-           "{events: [{number, kind, block, parent, tokens, …}], next, lost}: what became of known blocks "
-           "since.\n\nkind: \"stored\", \"removed\", or \"moved\" with {life_cycle, tier: \"gpu\" | "
-           "\"cold_gpu\" | \"host\" | \"disk\"}. Ask with\n`next` the next time. lost: some were overwritten "
-           "before they were read (or `after` is not of this cache): begin\nanew.");
+           "{events: [{number, kind, block, parent, tokens, tier, …}], next, lost}: what became of known "
+           "blocks "
+           "since.\n\nkind: \"stored\", \"removed\", or \"moved\" with {life_cycle} of the page. tier: "
+           "\"gpu\" | "
+           "\"cold_gpu\" | \"host\" |\n\"disk\": where the page is now; of a block that was stored or "
+           "removed, the "
+           "coldest tier that a page of\nit is, or last was, in. Ask with `next` the next time. The last "
+           "event_count "
+           "are kept in a ring, the\nnewest over the oldest. lost: how many were overwritten before they "
+           "were read (at "
+           "least 1 when `after`\nis not of this cache); unless it is 0, begin anew.");
 }
 
 }  // namespace
@@ -284,13 +289,18 @@ void bind_kv(nb::module_& module, nb::class_<Ledger>& ledger) {
           "tokens in a state.")
       .def(
           "create_sequence",
-          [](KvManager& self, const std::string& scope, const Tokens& prompt) {
-            return released([&] { return self.create_sequence(scope, prompt); });
+          [](KvManager& self, const std::string& scope, const Tokens& prompt, std::size_t priority) {
+            return released([&] { return self.create_sequence(scope, prompt, priority); });
           },
-          "scope"_a, "prompt"_a,
+          "scope"_a, "prompt"_a, nb::kw_only(), "priority"_a = kv::default_priority,
           "Suspended; holds the longest known prefix of whole blocks, at most len(prompt) - 1 "
           "tokens.\n\nscope: "
-          "a security boundary; sequences of two scopes never share a block.")
+          "a security boundary; sequences of two scopes never share a block.\n\npriority, 0 to 3: pages of a "
+          "lower one leave a tier, and are dropped, before all of a higher\none; among equals the least "
+          "recently "
+          "used goes first. It is that of the pages that the sequence\ncomputes; pages that it finds known "
+          "are "
+          "raised to it, never lowered. Misuse for another number.")
       .def("forget_prefixes", &KvManager::forget_prefixes, Free(),
            "Drops every reusable page on every tier; returns the tokens lost.")
       .def(

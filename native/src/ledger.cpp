@@ -199,20 +199,7 @@ StageReport Ledger::stage(const Plan& plan, std::chrono::duration<double> timeou
   }
   try {
     device_->quiesce(context.deadline);  // nothing may run on what will be copied or unmapped (M5)
-    Plan ignored;
-    const auto those = chosen(fresh.request, ignored);
-    for (std::size_t i = 0; i < those.size(); ++i) {
-      if (fresh.items[i].noop) continue;
-      if (stop_.load()) throw Stopped("stage of '" + fresh.request.operation + "' was stopped");
-      if (Clock::now() > context.deadline) throw DeviceBusy("stage did not end within its deadline");
-      entries_.push_back({those[i], fresh.items[i]});
-      Entry& entry = entries_.back();
-      if (entry.item.action == Action::sleep) {
-        entry.participant->stage_sleep(entry.item, undo_, context);
-      } else {
-        entry.participant->stage_wake(entry.item, undo_, context);
-      }
-    }
+    stage_entries(fresh, context);
   } catch (...) {
     undo_.unwind();
     entries_.clear();
@@ -221,6 +208,33 @@ StageReport Ledger::stage(const Plan& plan, std::chrono::duration<double> timeou
   }
   set_phase(LedgerPhase::staged);
   return {.seconds = seconds_since(start), .moved_bytes = context.moved_bytes, .digest = fresh.digest};
+}
+
+// A wake goes over all participants twice, so that the machine's memory is there before the device's is
+// taken.
+void Ledger::stage_entries(const Plan& plan, StageContext& context) {
+  const auto check = [&] {
+    if (stop_.load()) throw Stopped("stage of '" + plan.request.operation + "' was stopped");
+    if (Clock::now() > context.deadline) throw DeviceBusy("stage did not end within its deadline");
+  };
+  Plan ignored;
+  const auto those = chosen(plan.request, ignored);
+  for (std::size_t i = 0; i < those.size(); ++i) {
+    if (!plan.items[i].noop) entries_.push_back({those[i], plan.items[i]});
+  }
+  for (const Entry& entry : entries_) {
+    if (entry.item.action != Action::wake) continue;
+    check();
+    entry.participant->prepare_wake(entry.item, undo_, context);
+  }
+  for (const Entry& entry : entries_) {
+    check();
+    if (entry.item.action == Action::sleep) {
+      entry.participant->stage_sleep(entry.item, undo_, context);
+    } else {
+      entry.participant->stage_wake(entry.item, undo_, context);
+    }
+  }
 }
 
 CommitReport Ledger::commit() {

@@ -31,6 +31,8 @@ struct Options {
   std::size_t event_count = 1024;
   std::size_t max_sequence_tokens = 256;
   std::size_t sequence_tokens = 32;
+  std::size_t disk_slots = 0;
+  std::size_t cold_gpu_slots = 0;
 };
 
 inline torpor::kv::Layout layout_of(const std::vector<LayerKind>& kinds) {
@@ -73,6 +75,9 @@ class Rig : public KvTransactions<Rig> {
     spec.event_count = options.event_count;
     spec.max_sequence_tokens = options.max_sequence_tokens;
     spec.sequence_tokens = options.sequence_tokens;
+    spec.disk_bytes = options.disk_slots * 8192;
+    if (options.disk_slots > 0) spec.disk_path = std::filesystem::temp_directory_path().string();
+    spec.cold_gpu_bytes = options.cold_gpu_slots * 8192;
     kv = KvManager::make(device, ledger->host_pool(), std::move(spec));
     ledger->add(kv);
   }

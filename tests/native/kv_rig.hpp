@@ -46,6 +46,8 @@ class ScarceDevice final : public torpor::Device {
   explicit ScarceDevice(std::shared_ptr<Device> inner) : inner_(std::move(inner)) {}
   std::atomic<std::size_t> host_free_bytes{SIZE_MAX / 2};
   std::vector<torpor::ByteRange> last_summed;  // what the last checksum was asked for
+  std::atomic<std::size_t> maps{0};            // so far
+  std::vector<Address> copied_out;             // where copies off the device went, in order
 
   torpor::DeviceKind kind() const noexcept override { return inner_->kind(); }
   std::string id() const override { return inner_->id(); }
@@ -62,6 +64,7 @@ class ScarceDevice final : public torpor::Device {
   void destroy_physical(torpor::PhysicalHandle handle) noexcept override { inner_->destroy_physical(handle); }
   void map_range(Address at, torpor::PhysicalHandle handle, std::size_t size) override {
     inner_->map_range(at, handle, size);
+    ++maps;
     std::memset(reinterpret_cast<void*>(at), 0xA5, size);
   }
   void unmap_range(Address at, std::size_t size) override { inner_->unmap_range(at, size); }
@@ -76,6 +79,8 @@ class ScarceDevice final : public torpor::Device {
   }
   void copy(std::span<const torpor::Copy> batch, torpor::StreamId stream) override {
     inner_->copy(batch, stream);
+    if (stream != torpor::StreamId::out) return;
+    for (const torpor::Copy& one : batch) copied_out.push_back(one.destination);
   }
   void fill(Address at, std::uint8_t value, std::size_t size, torpor::StreamId stream) override {
     inner_->fill(at, value, size, stream);
@@ -99,13 +104,25 @@ class CountedDisk final : public torpor::DiskFile {
  public:
   CountedDisk(std::shared_ptr<torpor::Device> device, std::size_t limit_bytes)
       : DiskFile(std::filesystem::temp_directory_path().string(), limit_bytes), device_(std::move(device)) {}
+  std::vector<std::uint64_t> written;  // offsets, in order
+  std::vector<std::uint64_t> read_from;
+
   void write(std::uint64_t offset, Address from, std::size_t size_bytes) override {
     count();
     DiskFile::write(offset, from, size_bytes);
+    written.push_back(offset);
   }
   void read(std::uint64_t offset, Address to, std::size_t size_bytes) override {
     count();
     DiskFile::read(offset, to, size_bytes);
+    read_from.push_back(offset);
+  }
+  // Twice, and all is as before.
+  void flip_byte(std::uint64_t offset) {
+    const torpor::HostBuffer buffer(device_, block_bytes, false);
+    DiskFile::read(offset, buffer.base(), block_bytes);
+    *reinterpret_cast<std::uint8_t*>(buffer.base() + 5) ^= 1U;
+    DiskFile::write(offset, buffer.base(), block_bytes);
   }
 
  private:
@@ -159,7 +176,13 @@ class Rig : public KvTransactions<Rig> {
         ledger(std::make_unique<torpor::Ledger>(
             device,
             torpor::LedgerStorage{std::make_shared<torpor::HostPool>(device, options.pool_bytes), disk})) {
+    kv = add_cache(options, "");
+  }
+
+  // One more in the same ledger, of the same tag.
+  [[nodiscard]] std::shared_ptr<KvManager> add_cache(const Options& options, const std::string& name) {
     torpor::kv::KvSpec spec;
+    spec.name = name;
     spec.layout = small_layout();
     spec.gpu_bytes = options.gpu_slots * page_bytes;
     spec.seed = options.seed;
@@ -170,8 +193,9 @@ class Rig : public KvTransactions<Rig> {
     spec.disk_bytes = options.disk_slots * torpor::round_up(cold_bytes, block_bytes);
     spec.cold_gpu_bytes = torpor::round_up(options.cold_gpu_slots * cold_bytes, granule_bytes);
     spec.own_codec = options.codec;
-    kv = KvManager::make(device, ledger->host_pool(), spec);
-    ledger->add(kv);
+    auto made = KvManager::make(device, ledger->host_pool(), spec);
+    ledger->add(made);
+    return made;
   }
 
   std::shared_ptr<ScarceDevice> scarce;

@@ -322,6 +322,8 @@ class KvMachine(RuleBasedStateMachine):
         self.ledger.commit()
         self.ledger.publish()
         self.mode = None
+        for page in self.model.order:
+            page.has_bytes = True  # made anew after a discard
 
     @invariant()
     def counts_agree(self) -> None:

@@ -1,4 +1,5 @@
 // Partial last blocks, and the feed of events.
+#include <array>
 #include <map>
 #include <set>
 
@@ -87,26 +88,39 @@ CASE("any device call that fails while a partial block is copied leaves the heir
 }
 
 CASE("whoever follows the events knows what is known, and which tier it is in") {
-  Rig rig({.kinds = {LayerKind::full}, .gpu_slots = 8, .host_slots = 4, .event_count = 4096});
+  using torpor::kv::Tier;
+  constexpr std::array tiers{Tier::gpu, Tier::cold_gpu, Tier::host, Tier::disk};
+  Rig rig({.kinds = {LayerKind::full},
+           .gpu_slots = 8,
+           .host_slots = 4,
+           .event_count = 4096,
+           .disk_slots = 4,
+           .cold_gpu_slots = 8});
   std::set<std::uint64_t> known;
-  std::map<std::uint64_t, torpor::kv::Tier> tier;
+  std::map<std::uint64_t, Tier> tier;
+  std::set<Tier> seen;
+  std::set<Tier> gone_from;
   std::uint64_t next = 0;
   const auto follow = [&] {
     const auto batch = rig.kv->events(next);
-    CHECK(!batch.lost);
+    CHECK(batch.lost == 0);
     for (const auto& event : batch.events) {
       CHECK(event.number == ++next);
       if (event.kind == EventKind::stored) CHECK(known.insert(event.block).second);
-      if (event.kind == EventKind::removed) CHECK(known.erase(event.block) == 1);
-      if (event.kind == EventKind::moved) tier[event.block] = event.tier;
+      if (event.kind == EventKind::removed) {
+        CHECK(known.erase(event.block) == 1 && event.tier == tier[event.block]);
+        gone_from.insert(event.tier);
+      }
+      tier[event.block] = event.tier;
+      seen.insert(event.tier);
     }
     CHECK(batch.next == next);
   };
-  for (Token first = 0; first < 12; ++first) {
-    rig.started("a", tokens_from(100 * (first % 7), 9)).handle->close();
+  for (Token first = 0; first < 40; ++first) {
+    rig.started("a", tokens_from(100 * (first % 17), 9)).handle->close();
     follow();
     CHECK(known.size() * block == rig.kv->stats().prefix_tokens);
-    for (Token other = 0; other < 7; ++other) {
+    for (Token other = 0; other < 17; ++other) {
       const Tokens prompt = tokens_from(100 * other, 9);
       const auto hashes = rig.kv->block_hashes("a", prompt);
       std::size_t matched = 0;
@@ -114,7 +128,7 @@ CASE("whoever follows the events knows what is known, and which tier it is in") 
       CHECK(rig.kv->probe("a", prompt) == matched * block);
     }
   }
-  CHECK(std::ranges::any_of(tier, [](const auto& one) { return one.second == torpor::kv::Tier::host; }));
+  CHECK(seen == std::set(tiers.begin(), tiers.end()) && gone_from.contains(Tier::disk));
   CHECK(rig.kv->block_hashes("a", tokens_from(0, 8)) != rig.kv->block_hashes("b", tokens_from(0, 8)));
   rig.kv->forget_prefixes();
   follow();
@@ -123,18 +137,20 @@ CASE("whoever follows the events knows what is known, and which tier it is in") 
 
 CASE("the ring of events is bounded, and says when some were lost") {
   Rig rig({.kinds = {LayerKind::full}, .gpu_slots = 8, .event_count = 4});
-  CHECK(!rig.kv->events(0).lost && rig.kv->events(0).events.empty());
+  CHECK(rig.kv->events(0).lost == 0 && rig.kv->events(0).events.empty());
   Tracked one = rig.started("a", tokens_from(0, 16));
-  CHECK(rig.kv->events(0).events.size() == 4 && !rig.kv->events(0).lost);
+  CHECK(rig.kv->events(0).events.size() == 4 && rig.kv->events(0).lost == 0);
   CHECK(rig.extend(one, tokens_from(16, 4)));
   const auto late = rig.kv->events(0);
-  CHECK(late.lost && late.events.size() == 4 && late.events[0].number == 2 && late.next == 5);
-  CHECK(!rig.kv->events(1).lost && rig.kv->events(1).events.size() == 4);
-  CHECK(rig.kv->events(5).events.empty() && !rig.kv->events(5).lost);
-  CHECK(rig.kv->events(99).lost);
+  CHECK(late.lost == 1 && late.events.size() == 4 && late.events[0].number == 2 && late.next == 5);
+  CHECK(rig.kv->events(1).lost == 0 && rig.kv->events(1).events.size() == 4);
+  CHECK(rig.kv->events(5).events.empty() && rig.kv->events(5).lost == 0);
+  CHECK(rig.kv->events(99).lost == 1 && rig.kv->events(99).events.size() == 4);
+  rig.kv->forget_prefixes();
+  CHECK(rig.kv->events(0).lost == 6 && rig.kv->events(3).lost == 3 && rig.kv->events(0).next == 10);
   Rig none({.kinds = {LayerKind::full}, .gpu_slots = 8, .event_count = 0});
   (void)none.started("a", tokens_from(0, 16));
-  CHECK(none.kv->events(0).lost && none.kv->events(0).events.empty());
+  CHECK(none.kv->events(0).lost == 4 && none.kv->events(0).events.empty());
 }
 
 TEST_MAIN()

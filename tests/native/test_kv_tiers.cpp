@@ -1,7 +1,5 @@
 // The tiers below the GPU pool: what falls where, what comes back, and what a failure leaves.
-#include <array>
-
-#include "kv_world.hpp"
+#include "kv_trio.hpp"
 
 using namespace kv_rig;
 using torpor::CodecRefused;
@@ -26,40 +24,6 @@ class Padding final : public torpor::kv::Codec {
     for (std::size_t i = 0; i < page.size(); ++i) page[i] = cold[1000 + i] ^ std::byte{0x5A};
   }
 };
-
-// Three suspended sequences of eight pages each on a GPU of eight: 8 pages there, 4 on the host, 12 on disk.
-struct Trio {
-  std::shared_ptr<Rig> rig;
-  std::vector<Tracked> three;
-  std::size_t free_bytes = 0;
-};
-
-Trio three_suspended(const Options& options = {.host_slots = 4, .seed = 5, .disk_slots = 24}) {
-  Trio world;
-  world.rig = std::make_shared<Rig>(options);
-  for (const char* scope : {"a", "b", "c"}) {
-    world.three.push_back(world.rig->started(scope, tokens_from(0, 30)));
-    world.three.back().handle->suspend();
-  }
-  world.free_bytes = world.rig->free_bytes();
-  return world;
-}
-
-void all_are_whole(Trio& world) {
-  CHECK(world.rig->free_bytes() == world.free_bytes && world.rig->stats().held_pages == 24);
-  CHECK(world.rig->stats().prefix_tokens == 3 * 28 && world.rig->stats().evicted_pages == 0);
-  for (Tracked& one : world.three) {
-    CHECK(one.handle->resume() && world.rig->holds(one));
-    one.handle->suspend();
-  }
-}
-
-std::array<std::size_t, 4> pages_by_tier(const Rig& rig) {
-  const KvStats now = rig.stats();
-  const std::size_t all = now.locked_pages + now.held_pages + now.droppable_pages;
-  return {all - now.cold_gpu_pages - now.host_pages - now.disk_pages, now.cold_gpu_pages, now.host_pages,
-          now.disk_pages};
-}
 
 }  // namespace
 
@@ -240,7 +204,7 @@ CASE("a sleep and a wake leave every page in the tier it was in, in each mode (K
       CHECK(rig.free_bytes() == std::size_t{1} << 20 && pages_by_tier(rig) == before);
       rig.wake();
       CHECK(pages_by_tier(rig) == before && rig.free_bytes() == world.free_bytes);
-      CHECK(rig.disk->used_bytes() == (preserves(mode) ? disk_before : 0));
+      CHECK(rig.disk->used_bytes() == disk_before);  // anew after a discard
       if (preserves(mode)) {
         all_are_whole(world);
         continue;
@@ -298,6 +262,31 @@ CASE(
   CHECK(rig.free_bytes() == world.free_bytes && rig.scarce->host_free_bytes == host_bytes);
   CHECK(rig.disk->allocated_bytes() == disk_bytes && count("/proc/self/fd") == files);
   all_are_whole(world);
+}
+
+CASE("prefixes of a higher priority outlive newer ones of a lower, on every tier") {
+  Rig rig({.host_slots = 8, .seed = 4});
+  const auto keep = [&](const char* scope, std::size_t priority) {
+    const auto handle = rig.kv->create_sequence(scope, tokens_from(0, 17), priority);
+    CHECK(handle->resume() && handle->resize(17));
+    handle->commit(tokens_from(0, 17));
+    handle->close();
+  };
+  keep("high", 3);  // four pages each
+  keep("usual", torpor::kv::default_priority);
+  keep("low", 0);
+  keep("low too", 0);
+  CHECK(rig.kv->probe("high", tokens_from(0, 17)) == 16 && rig.stats().host_pages == 8);
+  keep("usual again", 1);  // 16 places are taken
+  CHECK(rig.kv->probe("high", tokens_from(0, 17)) == 16 && rig.kv->probe("usual", tokens_from(0, 17)) == 16);
+  CHECK(rig.kv->probe("low", tokens_from(0, 17)) == 0);
+  // Whoever finds a page raises it.
+  (void)rig.kv->create_sequence("low too", tokens_from(0, 17), 3);
+  for (const char* scope : {"x", "y", "z"}) keep(scope, 2);
+  CHECK(rig.kv->probe("low too", tokens_from(0, 17)) == 16 &&
+        rig.kv->probe("high", tokens_from(0, 17)) == 16);
+  CHECK(rig.kv->probe("usual", tokens_from(0, 17)) + rig.kv->probe("usual again", tokens_from(0, 17)) == 0);
+  CHECK_THROWS(torpor::Misuse, rig.kv->create_sequence("x", {}, 4));
 }
 
 namespace {

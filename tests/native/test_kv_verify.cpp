@@ -1,5 +1,7 @@
 // K13 for the KV cache: pages of every tier are checked before a wake is over.
-#include "kv_world.hpp"
+#include <functional>
+
+#include "kv_trio.hpp"
 
 using namespace kv_rig;
 using torpor::Action;
@@ -66,6 +68,63 @@ CASE("a page of the host tier that changes while asleep is noticed too (K13)") {
   CHECK(rig.scarce->last_summed.size() == 2);  // the two pages of the host tier
   *reinterpret_cast<std::uint8_t*>(rig.scarce->last_summed[1].at + 11) ^= 1U;
   CHECK_THROWS(ContentsCorrupt, rig.ledger->stage(verified(rig, Action::wake), std::chrono::seconds(20)));
+}
+
+namespace {
+
+void flip(Address at) {
+  *reinterpret_cast<std::uint8_t*>(at + 11) ^= 1U;
+}
+
+// Where a byte goes wrong while all is asleep; the second time it is right again.
+struct Place {
+  const char* tier;  // that the message names
+  RestoreMode mode;
+  std::function<void(Rig&)> spoil;
+};
+
+const std::vector<Place> places{
+    {"gpu", RestoreMode::pinned, [](Rig& rig) { flip(rig.scarce->copied_out.front()); }},
+    {"cold_gpu", RestoreMode::pinned, [](Rig& rig) { flip(rig.scarce->copied_out.back()); }},
+    {"gpu", RestoreMode::disk, [](Rig& rig) { rig.disk->flip_byte(rig.disk->written.front()); }},
+    {"cold_gpu", RestoreMode::disk, [](Rig& rig) { rig.disk->flip_byte(rig.disk->written.back()); }},
+    {"host", RestoreMode::pinned, [](Rig& rig) { flip(rig.scarce->last_summed.at(0).at); }},
+    {"disk", RestoreMode::pinned, [](Rig& rig) { rig.disk->flip_byte(rig.disk->read_from.front()); }},
+};
+
+}  // namespace
+
+CASE("a flipped byte in any tier fails the wake before anything opens; put right, all is whole (K13)") {
+  for (const Place& place : places) {
+    Trio world = three_suspended({.host_slots = 4, .seed = 5, .disk_slots = 24, .cold_gpu_slots = 8});
+    Rig& rig = *world.rig;
+    const auto tiers = pages_by_tier(rig);
+    rig.scarce->copied_out.clear();
+    rig.disk->written.clear();
+    rig.disk->read_from.clear();
+    rig.run(verified(rig, Action::sleep, place.mode));
+    place.spoil(rig);
+    const auto summed = rig.scarce->last_summed;
+    const auto copied = rig.scarce->copied_out;
+    const auto read_from = rig.disk->read_from;
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      try {
+        rig.stage(verified(rig, Action::wake));
+        check::fail(__FILE__, __LINE__, std::string("not noticed: ") + place.tier);
+      } catch (const ContentsCorrupt& error) {
+        CHECK(error.tag == "kv_cache");
+        CHECK(std::string(error.what()).find(std::string("tier ") + place.tier + " ") != std::string::npos);
+      }
+      CHECK(rig.kv->parked() && rig.free_bytes() == std::size_t{1} << 20 && pages_by_tier(rig) == tiers);
+    }
+    rig.scarce->last_summed = summed;
+    rig.scarce->copied_out = copied;
+    rig.disk->read_from = read_from;
+    place.spoil(rig);
+    rig.run(verified(rig, Action::wake));
+    CHECK(pages_by_tier(rig) == tiers);
+    all_are_whole(world);
+  }
 }
 
 CASE("without recorded checksums a verified wake is refused by name; a discarding sleep needs none (K13)") {

@@ -129,6 +129,7 @@ class Ledger final {
   [[nodiscard]] std::vector<std::shared_ptr<Participant>> chosen(const Request& request, Plan& plan) const;
   void refuse_what_cannot_be(const Participant& one, const Item& item, bool verify, Plan& plan) const;
   void refuse_without_room(Plan& plan) const;
+  void stage_entries(const Plan& plan, StageContext& context);
   void commit_entries();
 
   const std::shared_ptr<Device> device_;

@@ -139,6 +139,9 @@ class Participant {
   [[nodiscard]] virtual Item plan_sleep(RestoreMode mode) const = 0;
   [[nodiscard]] virtual Item plan_wake() const = 0;
   virtual void stage_sleep(const Item& item, UndoStack& undo, StageContext& context) = 0;
+  // Before stage_wake of any participant: what a wake needs besides device memory (host memory, room on a
+  // disk), and checks of what rests there.
+  virtual void prepare_wake(const Item&, UndoStack&, StageContext&) {}
   virtual void stage_wake(const Item& item, UndoStack& undo, StageContext& context) = 0;
   // Returns the device bytes given back by this call. Throws where the driver does; call again to go on.
   virtual std::size_t commit_sleep() = 0;

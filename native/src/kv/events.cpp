@@ -16,22 +16,21 @@ const char* to_string(EventKind kind) noexcept {
   return "?";
 }
 
-Event& EventLog::add(EventKind kind, const Node& node) noexcept {
+Event& EventLog::add(EventKind kind, const Node& node, Tier tier) noexcept {
   ++last_;
   Event& event = ring_.empty() ? unseen_ : ring_[last_ % ring_.size()];
   event = {.number = last_,
            .kind = kind,
            .block = node.hash,
            .parent = node.parent->hash,
-           .tokens = static_cast<std::uint32_t>(node.tokens.size())};
+           .tokens = static_cast<std::uint32_t>(node.tokens.size()),
+           .tier = tier};
   return event;
 }
 
 void EventLog::moved(const Page& page) noexcept {
   if (page.node == nullptr) return;
-  Event& event = add(EventKind::moved, *page.node);
-  event.life_cycle = page.life_cycle;
-  event.tier = page.tier;
+  add(EventKind::moved, *page.node, page.tier).life_cycle = page.life_cycle;
 }
 
 EventLog::Batch EventLog::after(std::uint64_t number) const {
@@ -39,8 +38,9 @@ EventLog::Batch EventLog::after(std::uint64_t number) const {
   batch.next = last_;
   const std::uint64_t oldest = last_ > ring_.size() ? last_ - ring_.size() : 0;
   // A number that was never given is another cache's: what it missed is not known.
-  batch.lost = number < oldest || number > last_;
-  if (number > last_) number = oldest;
+  const bool never_given = number > last_;
+  if (never_given) number = 0;
+  batch.lost = std::max<std::uint64_t>(oldest - std::min(number, oldest), never_given ? 1 : 0);
   for (std::uint64_t next = std::max(number, oldest); next < last_; ++next) {
     batch.events.push_back(ring_[(next + 1) % ring_.size()]);
   }

@@ -95,14 +95,19 @@ EventLog::Batch KvManager::events(std::uint64_t after) const {
   return events_.after(after);
 }
 
-std::shared_ptr<Sequence> KvManager::create_sequence(const std::string& scope,
-                                                     std::span<const Token> prompt) {
+std::shared_ptr<Sequence> KvManager::create_sequence(const std::string& scope, std::span<const Token> prompt,
+                                                     std::size_t priority) {
+  if (priority >= priority_levels) {
+    throw Misuse("create_sequence: priority " + std::to_string(priority) + " is not one of 0 to " +
+                 std::to_string(priority_levels - 1) + "; pages of 0 leave first");
+  }
   const std::lock_guard guard(mutex_);
   require_settled("create_sequence");
   const PrefixMatch known = match(scope, prompt);
   auto record = std::make_shared<SequenceRecord>();
   record->id = ++last_id_;
   record->scope = scope;
+  record->priority = static_cast<std::uint8_t>(priority);
   record->matched_tokens = known.tokens;
   record->history.assign(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(known.tokens));
   record->epoch = epoch_;
@@ -160,7 +165,9 @@ std::shared_ptr<Sequence> KvManager::open(std::shared_ptr<SequenceRecord> record
   // The last block first: of a chain the first block is always the one used latest.
   for (const Strand& one : record->strands) {
     for (Page* page : std::views::reverse(one.pages)) {
-      if (page != nullptr) cache_of(*page).hold(*page);
+      if (page == nullptr) continue;
+      cache_of(*page).raise_priority(*page, record->priority);
+      cache_of(*page).hold(*page);
     }
   }
   return handle;

@@ -73,6 +73,9 @@ void KvManager::publish_blocks(SequenceRecord& record) {
       for (Page* page : pages) {
         if (page != nullptr && node->page(page->life_cycle) == nullptr) prefixes_.attach(*node, *page);
       }
+      for (Page* page : node->pages) {
+        if (page != nullptr) cache_of(*page).raise_priority(*page, record.priority);
+      }
     }
     parent = node;
     record.tip = NodeRef(*node);
@@ -132,7 +135,7 @@ bool KvManager::snapshot(SequenceRecord& record) {
   }
   // Room first: what it drops may be of this sequence's own chain.
   if (!gather(arrivals)) return false;
-  take(fresh);
+  take(fresh, record.priority);
   try {
     publish_blocks(record);
     for (const FreshPage& one : fresh) {

@@ -107,7 +107,7 @@ bool KvManager::resume(SequenceRecord& record) {
   std::vector<FreshPage> fresh = fresh_pages_of(record);
   const std::vector<Arrivals> arrivals = arrivals_of(record, fresh);
   if (passes_utilisation(arrivals) || !gather(arrivals)) return false;
-  take(fresh);
+  take(fresh, record.priority);
   // Nothing fails from here on.
   for (const FreshPage& one : fresh) {
     Strand& strand = record.strands[one.life_cycle];
@@ -132,10 +132,10 @@ bool KvManager::resume(SequenceRecord& record) {
 }
 
 // Takes every page, locked, and fills it; on a throw all are back.
-void KvManager::take(std::vector<FreshPage>& fresh) {
+void KvManager::take(std::vector<FreshPage>& fresh, std::uint8_t priority) {
   try {
     for (FreshPage& one : fresh) {
-      one.page = &cache_of(one.life_cycle).take_locked(static_cast<std::uint16_t>(one.life_cycle));
+      one.page = &cache_of(one.life_cycle).take_locked(static_cast<std::uint16_t>(one.life_cycle), priority);
     }
     fill(fresh);
   } catch (...) {

@@ -84,7 +84,7 @@ bool KvManager::grow(SequenceRecord& record, std::size_t blocks) {
       if (cycle(index).kind == LayerKind::state) continue;
       Strand& one = record.strands[index];
       while (one.pages.size() < blocks) {
-        Page& page = cache_of(index).take_locked(static_cast<std::uint16_t>(index));
+        Page& page = cache_of(index).take_locked(static_cast<std::uint16_t>(index), record.priority);
         one.table[static_cast<std::ptrdiff_t>(one.pages.size())] = page.slot;
         one.pages.push_back(&page);
       }

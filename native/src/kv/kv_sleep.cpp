@@ -1,8 +1,5 @@
-// KvManager as a Participant: how the cache sleeps and wakes.
-//
-// Sleep: save the live pages beside the old state, then (commit) forget or keep, and unmap.
-// Wake: map, give every page of the GPU tier a slot, restore, rewrite the page tables; the saved copies stay
-// until publish, so that a wake that is taken back has lost nothing.
+// KvManager as a Participant: how the cache sleeps (kv_wake.cpp: how it wakes). It saves the live pages
+// beside the old state, then (commit) forgets or keeps, and unmaps.
 #include <algorithm>
 #include <string>
 
@@ -15,22 +12,6 @@ namespace {
 // Where a sleep in this mode keeps what was on the GPU.
 Tier tier_of(RestoreMode mode) noexcept {
   return mode == RestoreMode::disk ? Tier::disk : Tier::host;
-}
-
-std::size_t form_bytes(const PageCache& cache, Tier tier) noexcept {
-  return tier == Tier::gpu ? cache.page_bytes() : cache.mover().cold_bytes();
-}
-
-// Of the moves of a sleep, or a wake: where pages of this tier lie on the device, and their saved copies.
-std::vector<PageMove> device_ends(std::span<const Move> moves, Tier tier, bool wakes) {
-  std::vector<PageMove> found;
-  for (const Move& move : moves) {
-    const PageEnd& device = wakes ? move.to : move.from;
-    const PageEnd& saved = wakes ? move.from : move.to;
-    if (device.tier != tier) continue;
-    found.push_back({static_cast<Address>(device.at), static_cast<Address>(saved.at), saved.piece});
-  }
-  return found;
 }
 
 }  // namespace
@@ -97,16 +78,6 @@ Item KvManager::plan_sleep(RestoreMode mode) const {
   return item;
 }
 
-Item KvManager::plan_wake() const {
-  const std::lock_guard guard(mutex_);
-  Item item = item_of(Action::wake, parked_ ? mode_ : RestoreMode::none);
-  item.noop = !parked_;
-  if (item.noop) return item;
-  for (const PageCache& cache : caches_) item.device_bytes += cache.device_bytes();
-  if (preserves(mode_)) item.keep_bytes = saved_bytes();
-  return item;
-}
-
 std::size_t KvManager::saved_bytes() const noexcept {
   std::size_t bytes = 0;
   for (const PageCache& cache : caches_) bytes += cache.saved_pages() * cache.mover().cold_bytes();
@@ -142,10 +113,9 @@ void KvManager::stage_sleep(const Item& item, UndoStack& undo, StageContext& con
   for (std::size_t group = 0; group < caches_.size(); ++group) {
     PageCache& cache = caches_[group];
     if (records) {
-      for (const Tier tier : {Tier::gpu, Tier::cold_gpu}) {
-        sums_.record(*device_, device_ends(moves[group], tier, false), form_bytes(cache, tier), limits);
-      }
-      sums_.record(*device_, cache.host_tier(), limits);
+      sums_.record(cache.mover(), moves[group], limits);
+      for (const Tier tier : {Tier::disk, Tier::host})
+        sums_.record(cache.mover(), cache.resting(tier), limits);
     }
     context.moved_bytes += cache.mover().run(moves[group], limits);
   }
@@ -168,7 +138,7 @@ std::size_t KvManager::commit_sleep() {
     stage_ = Stage::sleep_committing;
     close_pending();
     clear_tables();
-    if (!preserves(staged_mode_)) lose_contents(staged_mode_ == RestoreMode::memset);
+    if (!preserves(staged_mode_)) lose_contents();
     for (PageCache& cache : caches_) cache.leave_slots();
   }
   std::size_t freed_bytes = 0;
@@ -182,89 +152,12 @@ std::size_t KvManager::commit_sleep() {
   return freed_bytes;
 }
 
-void KvManager::lose_contents(bool zero) noexcept {
+void KvManager::lose_contents() noexcept {
   begin_epoch();
   for (auto& [id, record] : sequences_) record->contents_lost |= record->has_pages();
   forget_all();
   sums_.clear();
-  for (PageCache& cache : caches_) cache.discard(zero);
-}
-
-void KvManager::stage_wake(const Item&, UndoStack& undo, StageContext& context) {
-  const Limits limits{context.deadline, context.stop};
-  std::vector<std::vector<Move>> moves;
-  bool zero = false;
-  {
-    const std::lock_guard guard(mutex_);
-    require_settled("wake");
-    if (!parked_) return;
-    undo.push([this]() noexcept { undo_wake(); });
-    stage_ = Stage::wake;
-    for (PageCache& cache : caches_) {
-      cache.map();
-      moves.push_back(cache.plan_restore());
-    }
-    zero = mode_ == RestoreMode::memset;
-  }
-  for (std::size_t group = 0; group < caches_.size(); ++group) {
-    PageCache& cache = caches_[group];
-    if (zero) zero_range(*device_, cache.gpu().base(), cache.gpu().size_bytes(), limits);
-    context.moved_bytes += cache.mover().run(moves[group], limits);
-    bool same = sums_.same(*device_, cache.host_tier(), limits);
-    for (const Tier tier : {Tier::gpu, Tier::cold_gpu}) {
-      same = same &&
-             sums_.same(*device_, device_ends(moves[group], tier, true), form_bytes(cache, tier), limits);
-    }
-    if (!same) {
-      throw ContentsCorrupt(
-          "pages of '" + spec_.tag +
-              "' are not what went to sleep; the saved copies are kept: try the wake again, "
-              "or put the tag to sleep with restore mode none and compute them anew",
-          spec_.tag);
-    }
-  }
-  const std::lock_guard guard(mutex_);
-  write_tables();
-}
-
-void KvManager::undo_wake() noexcept {
-  const std::lock_guard guard(mutex_);
-  clear_tables();
-  for (PageCache& cache : caches_) {
-    cache.leave_slots();
-    cache.drop_mappings();
-  }
-  stage_ = Stage::none;
-  close_pending();
-}
-
-void KvManager::commit_wake() noexcept {
-  const std::lock_guard guard(mutex_);
-  if (stage_ != Stage::wake) return;
-  parked_ = false;
-  stage_ = Stage::wake_committed;
-  close_pending();
-}
-
-void KvManager::publish() noexcept {
-  const std::lock_guard guard(mutex_);
-  if (stage_ == Stage::wake_committed) publish_wake();
-}
-
-void KvManager::publish_wake() noexcept {
-  for (PageCache& cache : caches_) cache.drop_saved();
-  sums_.clear();
-  stage_ = Stage::none;
-}
-
-void KvManager::write_tables() noexcept {
-  for (auto& [id, record] : sequences_) {
-    if (record->state != SequenceState::active) continue;
-    for (const Strand& one : record->strands) {
-      std::ranges::transform(one.pages, one.table.get(),
-                             [](const Page* page) { return page != nullptr ? page->slot : no_slot; });
-    }
-  }
+  for (PageCache& cache : caches_) cache.discard();
 }
 
 void KvManager::clear_tables() noexcept {

@@ -80,10 +80,11 @@ void PageCache::set_priority(Page& page, std::uint8_t priority) noexcept {
   file(page);
 }
 
-Page& PageCache::take_locked(std::uint16_t life_cycle) {
+Page& PageCache::take_locked(std::uint16_t life_cycle, std::uint8_t priority) {
   Page& page = pages_.take();
   page = Page{};
   page.life_cycle = life_cycle;
+  page.priority = priority;
   page.slot = gpu_.take();
   page.sequences = 1;
   page.active_sequences = 1;
@@ -146,21 +147,20 @@ void PageCache::set_scratch(Page& page, bool scratch) noexcept {
   scratch ? ++scratch_ : --scratch_;
 }
 
-void PageCache::discard(bool zero) noexcept {
+void PageCache::discard() noexcept {
   for (Page& page : pages_.all()) {
     if (page.status == Status::unused) continue;
     give_back(page.place);
     give_back(page.saved);
-    page.zero_on_arrival = zero && page.tier != Tier::gpu;  // a wake zeroes the GPU pool
   }
   trim();
 }
 
-std::vector<ByteRange> PageCache::host_tier() {
-  std::vector<ByteRange> pages;
+std::vector<PageEnd> PageCache::resting(Tier tier) const {
+  std::vector<PageEnd> pages;
+  if (tier != Tier::host && tier != Tier::disk) return pages;
   for (const Page& page : pages_.all()) {
-    if (page.status == Status::unused || page.tier != Tier::host || !page.place) continue;
-    pages.push_back({static_cast<Address>(host_.at(page.place)), mover_.cold_bytes()});
+    if (page.status != Status::unused && page.tier == tier && page.place) pages.push_back(end_at(page.place));
   }
   return pages;
 }

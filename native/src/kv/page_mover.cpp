@@ -203,4 +203,51 @@ void PageMover::disk(std::span<const Move> window, const Buffer& buffer, bool wr
   }
 }
 
+void PageMover::write_blank(std::span<const PageEnd> places, const Limits& limits) {
+  if (places.empty()) return;
+  const Buffer buffer(*this, 1);
+  std::memset(bytes_at(buffer.page(0)), 0, codec_->identity() ? cold_bytes_ : page_bytes_);
+  std::vector<Move> one{{nullptr, {}, {}}};
+  if (!codec_->identity()) encode(one, buffer);
+  for (const PageEnd& place : places) {
+    if (limits.stop != nullptr && limits.stop->load()) throw Stopped("stopped while pages were made anew");
+    one[0].to = place;
+    store(one, buffer, limits);
+  }
+}
+
+std::vector<std::uint64_t> PageMover::checksums(std::span<const PageEnd> ends, StreamId stream,
+                                                const Limits& limits) {
+  std::vector<std::uint64_t> sums(ends.size());
+  const auto sum = [&](std::span<const ByteRange> ranges, std::span<const std::size_t> which) {
+    if (ranges.empty()) return;
+    const auto found = device_->checksum(ranges, stream, limits.deadline, limits.stop);
+    for (std::size_t i = 0; i < which.size(); ++i) sums[which[i]] = found[i];
+  };
+  std::vector<ByteRange> ranges;
+  std::vector<std::size_t> in_place;
+  std::vector<std::size_t> on_disk;
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    const bool disk = ends[i].tier == Tier::disk;
+    (disk ? on_disk : in_place).push_back(i);
+    const std::size_t size_bytes = ends[i].tier == Tier::gpu ? page_bytes_ : cold_bytes_;
+    if (!disk) ranges.push_back({static_cast<Address>(ends[i].at), size_bytes});
+  }
+  sum(ranges, in_place);
+  if (on_disk.empty()) return sums;
+  const Buffer buffer(*this, on_disk.size());
+  for (std::size_t first = 0; first < on_disk.size(); first += buffer.pages()) {
+    const auto which = std::span(on_disk).subspan(first, std::min(buffer.pages(), on_disk.size() - first));
+    std::vector<Move> window;
+    ranges.clear();
+    for (const std::size_t i : which) {
+      ranges.push_back({buffer.cold(window.size()), cold_bytes_});
+      window.push_back({nullptr, ends[i], {}});
+    }
+    disk(window, buffer, false);
+    sum(ranges, which);
+  }
+  return sums;
+}
+
 }  // namespace torpor::kv

@@ -47,10 +47,8 @@ std::vector<Move> PageCache::plan_save(Tier to, std::span<Page* const> without) 
   std::vector<Page*> pages = pages_leaving_gpu();
   std::vector<Page*> left_out(without.begin(), without.end());
   std::ranges::sort(left_out);
-  std::erase_if(pages, [&](const Page* page) {
-    const bool empty = page->tier == Tier::cold_gpu && !page->place;
-    return empty || page->scratch || std::ranges::binary_search(left_out, page);
-  });
+  std::erase_if(
+      pages, [&](const Page* page) { return page->scratch || std::ranges::binary_search(left_out, page); });
   // Neighbours get neighbouring places: fewer, larger copies.
   std::ranges::sort(pages, {}, [this](const Page* page) {
     return page->tier == Tier::gpu ? end_at(page->slot).at : end_at(page->place).at;
@@ -84,23 +82,38 @@ void PageCache::leave_slots() noexcept {
   if (cold_gpu_) cold_gpu_->pool().give_back_all();
 }
 
-std::vector<Move> PageCache::plan_restore() {
-  std::vector<Page*> pages = pages_leaving_gpu();
+PageCache::Restore PageCache::plan_restore(Tier tier) {
+  const bool gpu = tier == Tier::gpu;
+  std::vector<Page*> pages;
+  for (Page& page : pages_.all()) {
+    const bool away = gpu ? page.slot == no_slot : !page.place;
+    if (page.status != Status::unused && page.tier == tier && away) pages.push_back(&page);
+  }
   // In the order of their places: with slots given in order that joins the copies.
   std::ranges::sort(pages, {}, [this](const Page* page) { return page->saved ? end_at(page->saved).at : 0; });
-  std::vector<Move> moves;
-  moves.reserve(pages.size());
+  Restore plan;
+  plan.moves.reserve(pages.size());
+  plan.blanks.reserve(pages.size());
+  if (!gpu && !pages.empty()) store(tier)->ensure(pages.size());
   for (Page* page : pages) {
-    if (page->tier == Tier::gpu) {
+    if (gpu) {
       page->slot = gpu_.take();
-    } else if (page->saved) {
-      page->place = cold_gpu_->take();
+    } else {
+      page->place = store(tier)->take();
     }
-    if (!page->saved) continue;
-    const PageEnd to = page->tier == Tier::gpu ? end_at(page->slot) : end_at(page->place);
-    moves.push_back({page, end_at(page->saved), to});
+    const PageEnd to = gpu ? end_at(page->slot) : end_at(page->place);
+    if (page->saved) {
+      plan.moves.push_back({page, end_at(page->saved), to});
+    } else if (!gpu) {
+      plan.blanks.push_back(to);
+    }
   }
-  return moves;
+  return plan;
+}
+
+std::size_t PageCache::bytes_to_remake(Tier tier) const noexcept {
+  const ColdStore* const there = store(tier);
+  return there != nullptr ? there->bytes_to_commit(pages_in(tier)) : 0;
 }
 
 void PageCache::evict(std::span<Page* const> pages) noexcept {
@@ -108,15 +121,9 @@ void PageCache::evict(std::span<Page* const> pages) noexcept {
   trim();
 }
 
-void PageCache::map() {
-  gpu_.map();
-  if (!cold_gpu_) return;
-  try {
-    cold_gpu_->pool().map();
-  } catch (...) {
-    gpu_.drop_mappings();
-    throw;
-  }
+void PageCache::map(Tier tier) {
+  if (tier == Tier::gpu) gpu_.map();
+  if (tier == Tier::cold_gpu && cold_gpu_) cold_gpu_->pool().map();
 }
 
 void PageCache::drop_mappings() noexcept {

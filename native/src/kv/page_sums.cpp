@@ -3,56 +3,54 @@
 namespace torpor::kv {
 namespace {
 
-std::vector<std::uint64_t> sums_of(Device& device, StreamId stream, std::span<const PageMove> moves,
-                                   std::size_t page_bytes, const Limits& limits) {
-  std::vector<ByteRange> pages;
-  pages.reserve(moves.size());
-  for (const PageMove& move : moves) pages.push_back({move.gpu, page_bytes});
-  return device.checksum(pages, stream, limits.deadline, limits.stop);
+std::vector<PageEnd> ends_of(std::span<const Move> moves, PageEnd Move::* end) {
+  std::vector<PageEnd> ends;
+  ends.reserve(moves.size());
+  for (const Move& move : moves) ends.push_back(move.*end);
+  return ends;
 }
 
 }  // namespace
 
-void PageSums::record(Device& device, std::span<const PageMove> moves, std::size_t page_bytes,
-                      const Limits& limits) {
-  if (moves.empty()) return;
-  const std::vector<std::uint64_t> sums = sums_of(device, StreamId::out, moves, page_bytes, limits);
-  for (std::size_t i = 0; i < moves.size(); ++i) add(moves[i].host, sums[i]);
+void PageSums::record(PageMover& mover, std::span<const Move> leaving, const Limits& limits) {
+  add(mover, ends_of(leaving, &Move::from), ends_of(leaving, &Move::to), limits);
 }
 
-void PageSums::record(Device& device, std::span<const ByteRange> pages, const Limits& limits) {
-  if (pages.empty()) return;
-  const auto sums = device.checksum(pages, StreamId::out, limits.deadline, limits.stop);
-  for (std::size_t i = 0; i < pages.size(); ++i) add(pages[i].at, sums[i]);
+void PageSums::record(PageMover& mover, std::span<const PageEnd> resting, const Limits& limits) {
+  add(mover, resting, resting, limits);
 }
 
-bool PageSums::is(Address place, std::uint64_t sum) const {
-  const auto found = sums_.find(place);
-  return found != sums_.end() && found->second == sum;
+bool PageSums::same(PageMover& mover, std::span<const Move> returned, const Limits& limits) const {
+  return are(mover, ends_of(returned, &Move::to), ends_of(returned, &Move::from), limits);
 }
 
-bool PageSums::same(Device& device, std::span<const PageMove> moves, std::size_t page_bytes,
-                    const Limits& limits) const {
-  if (!recorded_ || moves.empty()) return true;
-  const std::vector<std::uint64_t> sums = sums_of(device, StreamId::in, moves, page_bytes, limits);
-  for (std::size_t i = 0; i < moves.size(); ++i) {
-    if (!is(moves[i].host, sums[i])) return false;
-  }
-  return true;
+bool PageSums::same(PageMover& mover, std::span<const PageEnd> resting, const Limits& limits) const {
+  return are(mover, resting, resting, limits);
 }
 
-bool PageSums::same(Device& device, std::span<const ByteRange> pages, const Limits& limits) const {
-  if (!recorded_ || pages.empty()) return true;
-  const auto sums = device.checksum(pages, StreamId::in, limits.deadline, limits.stop);
+void PageSums::add(PageMover& mover, std::span<const PageEnd> pages, std::span<const PageEnd> asleep,
+                   const Limits& limits) {
+  const std::vector<std::uint64_t> sums = mover.checksums(pages, StreamId::out, limits);
   for (std::size_t i = 0; i < pages.size(); ++i) {
-    if (!is(pages[i].at, sums[i])) return false;
+    sums_[static_cast<std::size_t>(asleep[i].tier)].insert_or_assign(asleep[i].at, sums[i]);
+  }
+}
+
+bool PageSums::are(PageMover& mover, std::span<const PageEnd> pages, std::span<const PageEnd> asleep,
+                   const Limits& limits) const {
+  if (!recorded_ || pages.empty()) return true;
+  const std::vector<std::uint64_t> sums = mover.checksums(pages, StreamId::in, limits);
+  for (std::size_t i = 0; i < pages.size(); ++i) {
+    const auto& of_tier = sums_[static_cast<std::size_t>(asleep[i].tier)];
+    const auto found = of_tier.find(asleep[i].at);
+    if (found == of_tier.end() || found->second != sums[i]) return false;
   }
   return true;
 }
 
 void PageSums::clear() noexcept {
   recorded_ = false;
-  sums_.clear();
+  for (auto& of_tier : sums_) of_tier.clear();
 }
 
 }  // namespace torpor::kv

@@ -127,13 +127,10 @@ void PageCache::bring_in(std::span<Page* const> pages, const Limits& limits) {
   moves.reserve(pages.size());
   for (const Page* page : pages) {
     slots.push_back(gpu_.take());
-    if (page->place) moves.push_back({page, end_at(page->place), end_at(slots.back())});
+    assert(page->place);
+    moves.push_back({page, end_at(page->place), end_at(slots.back())});
   }
   try {
-    for (std::size_t i = 0; i < pages.size(); ++i) {
-      const bool zero = !pages[i]->place && pages[i]->zero_on_arrival;
-      if (zero) zero_range(*device_, gpu_.address(slots[i]), page_bytes_, limits);
-    }
     mover_.run(moves, limits);
   } catch (...) {
     for (const std::int32_t slot : slots) gpu_.give_back(slot);
@@ -142,7 +139,6 @@ void PageCache::bring_in(std::span<Page* const> pages, const Limits& limits) {
   for (std::size_t i = 0; i < pages.size(); ++i) {
     Page& page = *pages[i];
     page.slot = slots[i];
-    page.zero_on_arrival = false;
     give_back(page.place);
     set_tier(page, Tier::gpu);
   }

@@ -96,6 +96,7 @@ Node& PrefixTree::insert(Node& parent, std::span<const Token> block, std::span<P
     nodes_.give_back(node);
     throw;
   }
+  node.last_tier = Tier::gpu;
   node.serial = ++last_serial_;
   node.hash = chained_hash(parent.hash, block);
   for (Page* page : pages) {
@@ -125,6 +126,7 @@ void PrefixTree::attach(Node& node, Page& page) {
 void PrefixTree::detach(Page& page) noexcept {
   Node* const node = std::exchange(page.node, nullptr);
   node->pages[page.life_cycle] = nullptr;
+  node->last_tier = page.tier;
   prune(node);
 }
 

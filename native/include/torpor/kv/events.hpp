@@ -1,4 +1,7 @@
-// EventLog: what became of known blocks, for routers that follow prefixes: a ring of the last ones, numbered.
+// EventLog: what became of known blocks, for routers that follow prefixes.
+//
+// A ring of fixed size: numbers go up by one, and the newest event takes the place of the oldest. A reader
+// that comes too late is told how many it missed; what they were is gone, and it must begin anew.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +23,9 @@ struct Event {
   std::uint64_t parent = 0;      // that of the block above it, or of its scope
   std::uint32_t tokens = 0;      // fewer than a block's: a partial block
   std::uint16_t life_cycle = 0;  // moved: of the page
-  Tier tier = Tier::gpu;         // moved: where the page is now
+  // stored, removed: the coldest tier that a page of the block is, or last was, in; moved: where the page is
+  // now.
+  Tier tier = Tier::gpu;
 };
 
 // Owned and locked by KvManager. Recording allocates nothing.
@@ -29,18 +34,20 @@ class EventLog final : public PrefixTree::Listener {
   struct Batch {
     std::vector<Event> events;  // oldest first
     std::uint64_t next = 0;     // ask with this the next time
-    bool lost = false;          // some between the last one seen and these were overwritten
+    // So many between the last one seen and these were overwritten. At least 1 for a number that was never
+    // given.
+    std::uint64_t lost = 0;
   };
 
   explicit EventLog(std::size_t capacity) : ring_(capacity) {}
-  void stored(const Node& node) noexcept override { add(EventKind::stored, node); }
-  void removed(const Node& node) noexcept override { add(EventKind::removed, node); }
+  void stored(const Node& node) noexcept override { add(EventKind::stored, node, node.coldest()); }
+  void removed(const Node& node) noexcept override { add(EventKind::removed, node, node.last_tier); }
   void moved(const Page& page) noexcept;
   // Those with a higher number.
   [[nodiscard]] Batch after(std::uint64_t number) const;
 
  private:
-  Event& add(EventKind kind, const Node& node) noexcept;
+  Event& add(EventKind kind, const Node& node, Tier tier) noexcept;
 
   std::vector<Event> ring_;
   Event unseen_;  // written when there is no ring

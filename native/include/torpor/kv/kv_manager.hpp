@@ -93,8 +93,11 @@ class KvManager final : public Participant,
   // How many leading tokens of this prompt a new sequence would find. Changes nothing, not even the order of
   // use.
   [[nodiscard]] std::size_t probe(const std::string& scope, std::span<const Token> prompt) const;
+  // priority: of the pages that it computes, below priority_levels; pages that it finds, or finds to be known
+  // already, are raised to it and never lowered. Misuse for another number.
   [[nodiscard]] std::shared_ptr<Sequence> create_sequence(const std::string& scope,
-                                                          std::span<const Token> prompt);
+                                                          std::span<const Token> prompt,
+                                                          std::size_t priority = default_priority);
   // Chained hash of each whole block, as events name blocks.
   [[nodiscard]] std::vector<std::uint64_t> block_hashes(const std::string& scope,
                                                         std::span<const Token> tokens) const;
@@ -116,6 +119,7 @@ class KvManager final : public Participant,
   [[nodiscard]] Item plan_wake() const override;
   [[nodiscard]] bool can_verify(Action action) const noexcept override;
   void stage_sleep(const Item& item, UndoStack& undo, StageContext& context) override;
+  void prepare_wake(const Item& item, UndoStack& undo, StageContext& context) override;
   void stage_wake(const Item& item, UndoStack& undo, StageContext& context) override;
   std::size_t commit_sleep() override;
   void commit_wake() noexcept override;
@@ -139,7 +143,7 @@ class KvManager final : public Participant,
                                                   std::span<const FreshPage> fresh) const;
   [[nodiscard]] bool passes_utilisation(const std::vector<Arrivals>& arrivals) const noexcept;
   [[nodiscard]] bool gather(const std::vector<Arrivals>& arrivals);
-  void take(std::vector<FreshPage>& fresh);
+  void take(std::vector<FreshPage>& fresh, std::uint8_t priority);
   void fill(std::span<const FreshPage> fresh);
   void give_back(std::span<const FreshPage> fresh) noexcept;
   void suspend(SequenceRecord& record);
@@ -174,7 +178,7 @@ class KvManager final : public Participant,
   [[nodiscard]] PageCache& cache_of(const Page& page) noexcept { return cache_of(page.life_cycle); }
   [[nodiscard]] kv::Limits call_limits() const { return {Clock::now() + spec_.move_timeout, nullptr}; }
 
-  // --- kv_sleep.cpp; the lock is held ---
+  // --- kv_sleep.cpp, kv_wake.cpp; the lock is held ---
   [[nodiscard]] Item item_of(Action action, RestoreMode mode) const;
   void write_tables() noexcept;
   void clear_tables() noexcept;
@@ -184,7 +188,9 @@ class KvManager final : public Participant,
   [[nodiscard]] std::size_t saved_bytes() const noexcept;
   // The ceilings of this pool group: its share of the whole.
   [[nodiscard]] CacheLimits limits_of(std::size_t group, std::size_t gpu_bytes, std::size_t groups) const;
-  void lose_contents(bool zero) noexcept;
+  void lose_contents() noexcept;
+  // Gives up the lock while it copies.
+  void restore(Tier tier, StageContext& context);
   void publish_wake() noexcept;
   void undo_sleep() noexcept;
   void undo_wake() noexcept;

@@ -46,7 +46,6 @@ struct Page {
   std::uint16_t life_cycle = 0;  // what it holds: page i of a node is of life cycle i
   bool scratch = false;          // room to compute in: never saved
   bool refused = false;          // the codec refused it in the running move: no victim that moves
-  bool zero_on_arrival = false;  // lost its contents to a memset sleep: reads zero in its next slot
   std::uint8_t priority = default_priority;
   std::int32_t slot = no_slot;         // in the GPU pool; no_slot when in a cold tier or parked
   Place place;                         // in its cold tier; empty: on the GPU, parked, or without contents

@@ -76,6 +76,10 @@ class PageCache final {
   void set_scratch(Page& page, bool scratch) noexcept;
   // Below priority_levels. The page counts as used now.
   void set_priority(Page& page, std::uint8_t priority) noexcept;
+  // Never lowers it.
+  void raise_priority(Page& page, std::uint8_t priority) noexcept {
+    if (page.priority < priority) set_priority(page, priority);
+  }
 
   // --- room and moves ---
   // Frees GPU slots until n are free. Pages fall from tier to tier, droppable ones first, by priority and
@@ -88,12 +92,13 @@ class PageCache final {
   // Brings pages of cold tiers to the GPU. There must be room. PageRefused when the codec cannot decode one.
   void bring_in(std::span<Page* const> pages, const Limits& limits);
   // A new page, held and locked once. There must be a free slot. bad_alloc: then nothing changed.
-  [[nodiscard]] Page& take_locked(std::uint16_t life_cycle = 0);
+  [[nodiscard]] Page& take_locked(std::uint16_t life_cycle = 0, std::uint8_t priority = default_priority);
 
   // --- the whole cache at once ---
-  // The bytes of every page are gone; `zero`: they will read zero. All prefixes are forgotten already: what
-  // is left are pages that sequences use. For a parked pool, or one that is being parked.
-  void discard(bool zero) noexcept;
+  // The bytes of every page are gone, and the room that they took in cold tiers is given back. All prefixes
+  // are forgotten already: what is left are pages that sequences use. For a parked pool, or one that is being
+  // parked.
+  void discard() noexcept;
 
   // --- sleep and wake; page_parking.cpp ---
   // What a sleep saves: the pages on the GPU, in either tier, that have contents and are not scratch.
@@ -109,12 +114,21 @@ class PageCache final {
   void drop_saved() noexcept;
   // The pages on the GPU leave their slots: the pools are being parked, or a restore was taken back.
   void leave_slots() noexcept;
-  // Gives every page on the GPU a slot, and returns the moves to make for those that were saved.
-  [[nodiscard]] std::vector<Move> plan_restore();
+  // What brings the pages of one tier back: saved ones, and those in cold tiers that a discard has left
+  // without contents.
+  struct Restore {
+    std::vector<Move> moves;
+    std::vector<PageEnd> blanks;  // to be written anew
+  };
+  // Gives every page of the tier that has no room there a slot or place. OutOfHostMemory, OutOfDisk; the
+  // tiers of the GPU must be mapped.
+  [[nodiscard]] Restore plan_restore(Tier tier);
+  // Of a cache whose pages a discard has left without contents: what plan_restore commits.
+  [[nodiscard]] std::size_t bytes_to_remake(Tier tier) const noexcept;
   // Drops those of these pages that are droppable still, with all that cannot be found without them.
   void evict(std::span<Page* const> pages) noexcept;
-  // Maps both pools of the GPU, all or nothing; may throw.
-  void map();
+  // Maps the pool of that tier, all or nothing; may throw. Tiers outside the GPU have nothing to map.
+  void map(Tier tier);
   void drop_mappings() noexcept;
   // Unmaps and frees one chunk and returns its bytes, 0 when nothing is mapped. May throw; then nothing
   // changed.
@@ -128,8 +142,8 @@ class PageCache final {
   [[nodiscard]] std::size_t page_bytes() const noexcept { return page_bytes_; }
   [[nodiscard]] GpuPool& gpu() noexcept { return gpu_; }
   [[nodiscard]] const GpuPool& gpu() const noexcept { return gpu_; }
-  // Where the pages of the host tier lie, those without contents left out.
-  [[nodiscard]] std::vector<ByteRange> host_tier();
+  // Where the pages of a tier outside the GPU lie, those without contents left out; none for the GPU's tiers.
+  [[nodiscard]] std::vector<PageEnd> resting(Tier tier) const;
   [[nodiscard]] HostStore& host() noexcept { return host_; }
   [[nodiscard]] const HostStore& host() const noexcept { return host_; }
   [[nodiscard]] const DiskStore* disk() const noexcept { return disk_ ? &*disk_ : nullptr; }

@@ -52,6 +52,12 @@ class PageMover final {
   // DeviceBusy, Stopped, OutOfHostMemory (the buffer), OutOfDisk, PageRefused; then nothing is in flight any
   // more.
   std::size_t run(std::span<const Move> moves, const Limits& limits);
+  // Writes the cold form of a page of zeros to each of these places in cold tiers. Throws as run().
+  void write_blank(std::span<const PageEnd> places, const Limits& limits);
+  // One checksum each of what lies there, in the form that it has there: pages on disk pass a buffer. Throws
+  // as run().
+  [[nodiscard]] std::vector<std::uint64_t> checksums(std::span<const PageEnd> ends, StreamId stream,
+                                                     const Limits& limits);
 
  private:
   class Buffer;

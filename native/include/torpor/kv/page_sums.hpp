@@ -1,41 +1,42 @@
 // PageSums: checksums of the pages that a sleep preserves, kept until the wake compares them (K13).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "torpor/device.hpp"
-#include "torpor/kv/page_move.hpp"
+#include "torpor/kv/page_mover.hpp"
 
 namespace torpor::kv {
 
-// A page asleep is known by where it lies on the host, which does not change until the wake is over. Awake it
-// may have another slot. Not thread-safe.
+// A page asleep is known by where it lies outside the GPU, which does not change until the wake is over.
+// Awake it may have another slot. Not thread-safe.
 class PageSums final {
  public:
-  // Of the GPU pages that are about to be saved.
-  void record(Device& device, std::span<const PageMove> moves, std::size_t page_bytes, const Limits& limits);
-  // Of pages that stay in host memory.
-  void record(Device& device, std::span<const ByteRange> pages, const Limits& limits);
+  // Of pages that are about to leave the GPU: what they hold, under the place that they go to.
+  void record(PageMover& mover, std::span<const Move> leaving, const Limits& limits);
+  // Of pages that stay in host memory or on disk.
+  void record(PageMover& mover, std::span<const PageEnd> resting, const Limits& limits);
   // False when the bytes of a page are not those that were recorded, or none were. True when there is nothing
-  // to compare.
-  [[nodiscard]] bool same(Device& device, std::span<const PageMove> moves, std::size_t page_bytes,
-                          const Limits& limits) const;
-  [[nodiscard]] bool same(Device& device, std::span<const ByteRange> pages, const Limits& limits) const;
+  // to compare. Of pages that have come back; of those that stayed.
+  [[nodiscard]] bool same(PageMover& mover, std::span<const Move> returned, const Limits& limits) const;
+  [[nodiscard]] bool same(PageMover& mover, std::span<const PageEnd> resting, const Limits& limits) const;
 
   void begin() noexcept { recorded_ = true; }
   void clear() noexcept;
   [[nodiscard]] bool recorded() const noexcept { return recorded_; }
 
  private:
-  void add(Address place, std::uint64_t sum) { sums_.insert_or_assign(place, sum); }
-  [[nodiscard]] bool is(Address place, std::uint64_t sum) const;
+  void add(PageMover& mover, std::span<const PageEnd> pages, std::span<const PageEnd> asleep,
+           const Limits& limits);
+  [[nodiscard]] bool are(PageMover& mover, std::span<const PageEnd> pages, std::span<const PageEnd> asleep,
+                         const Limits& limits) const;
 
   bool recorded_ = false;
-  std::unordered_map<Address, std::uint64_t> sums_;  // by the place on the host
+  std::array<std::unordered_map<std::uint64_t, std::uint64_t>, tier_count> sums_;  // by where it lies asleep
 };
 
 }  // namespace torpor::kv

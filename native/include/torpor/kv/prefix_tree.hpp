@@ -39,12 +39,21 @@ struct Node {
   std::vector<Token> tokens;           // tokens_per_block of them; fewer: a partial block
   std::vector<Page*> pages;            // by life cycle; nullptr where there is none
   const std::string* scope = nullptr;  // a root's; else nullptr
+  Tier last_tier = Tier::gpu;          // that the page was in which it lost last
 
   [[nodiscard]] Page* page(std::size_t life_cycle = 0) const noexcept {
     return life_cycle < pages.size() ? pages[life_cycle] : nullptr;
   }
   [[nodiscard]] bool has_pages() const noexcept {
     return std::ranges::any_of(pages, [](const Page* one) { return one != nullptr; });
+  }
+  // Of the tiers that its pages are in; gpu when there are none.
+  [[nodiscard]] Tier coldest() const noexcept {
+    Tier found = Tier::gpu;
+    for (const Page* one : pages) {
+      if (one != nullptr) found = std::max(found, one->tier);
+    }
+    return found;
   }
 };
 
@@ -165,6 +174,7 @@ void PrefixTree::remove(Node& node, F gone) {
     while (current->first_child != nullptr) current = current->first_child;
     Node* const parent = current->parent;
     const bool last = current == top;
+    if (current->has_pages()) current->last_tier = current->coldest();
     for (Page*& held : current->pages) {
       if (held == nullptr) continue;
       Page& page = *std::exchange(held, nullptr);

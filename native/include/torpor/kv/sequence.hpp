@@ -33,6 +33,7 @@ struct Strand {
 struct SequenceRecord {
   std::uint64_t id = 0;
   std::string scope;
+  std::uint8_t priority = default_priority;  // of the pages that it computes
   SequenceState state = SequenceState::suspended;
   bool locks_pages = false;         // as it does while active, and closed until the transaction is over
   std::vector<Token> history;       // committed

@@ -1,0 +1,124 @@
+// KvManager as a Participant: how the cache wakes.
+//
+// Cold tiers before hot ones, over all pool groups (K6): first what rests in host memory and on disk is
+// checked, or made anew after a discard, before any participant of the ledger takes device memory; then the
+// cold tier on the GPU, the GPU pool, and the page tables. Saved copies stay until publish, so that a wake
+// that is taken back has lost nothing.
+#include <algorithm>
+
+#include "torpor/errors.hpp"
+#include "torpor/kv/kv_manager.hpp"
+
+namespace torpor::kv {
+
+Item KvManager::plan_wake() const {
+  const std::lock_guard guard(mutex_);
+  Item item = item_of(Action::wake, parked_ ? mode_ : RestoreMode::none);
+  item.noop = !parked_;
+  if (item.noop) return item;
+  for (const PageCache& cache : caches_) item.device_bytes += cache.device_bytes();
+  if (preserves(mode_)) {
+    item.keep_bytes = saved_bytes();
+    return item;
+  }
+  for (const PageCache& cache : caches_) {
+    item.host_bytes += cache.bytes_to_remake(Tier::host);
+    item.disk_bytes += cache.bytes_to_remake(Tier::disk);
+  }
+  return item;
+}
+
+void KvManager::prepare_wake(const Item&, UndoStack& undo, StageContext& context) {
+  {
+    const std::lock_guard guard(mutex_);
+    require_settled("wake");
+    if (!parked_) return;
+    undo.push([this]() noexcept { undo_wake(); });
+    stage_ = Stage::wake;
+  }
+  for (const Tier tier : {Tier::disk, Tier::host}) restore(tier, context);
+}
+
+void KvManager::stage_wake(const Item&, UndoStack&, StageContext& context) {
+  {
+    const std::lock_guard guard(mutex_);
+    if (stage_ != Stage::wake) return;
+  }
+  for (const Tier tier : {Tier::cold_gpu, Tier::gpu}) restore(tier, context);
+  const std::lock_guard guard(mutex_);
+  write_tables();
+}
+
+// Every page of the tier has its room again afterwards, and in it what was saved, or a page of zeros. In the
+// GPU pool what a discard left is undefined but after memset.
+void KvManager::restore(Tier tier, StageContext& context) {
+  const kv::Limits limits{context.deadline, context.stop};
+  std::vector<PageCache::Restore> plans;
+  {
+    const std::lock_guard guard(mutex_);
+    for (PageCache& cache : caches_) {
+      cache.map(tier);
+      plans.push_back(cache.plan_restore(tier));
+    }
+  }
+  for (std::size_t group = 0; group < caches_.size(); ++group) {
+    PageCache& cache = caches_[group];
+    if (tier == Tier::gpu && mode_ == RestoreMode::memset) {
+      zero_range(*device_, cache.gpu().base(), cache.gpu().size_bytes(), limits);
+    }
+    cache.mover().write_blank(plans[group].blanks, limits);
+    context.moved_bytes += cache.mover().run(plans[group].moves, limits);
+    if (sums_.same(cache.mover(), plans[group].moves, limits) &&
+        sums_.same(cache.mover(), cache.resting(tier), limits)) {
+      continue;
+    }
+    throw ContentsCorrupt(
+        "pages of '" + spec_.tag + "' in the tier " + to_string(tier) +
+            " are not what went to sleep; what was saved is kept: try the wake again, or put "
+            "the tag to sleep with restore mode none and compute them anew",
+        spec_.tag);
+  }
+}
+
+void KvManager::undo_wake() noexcept {
+  const std::lock_guard guard(mutex_);
+  clear_tables();
+  for (PageCache& cache : caches_) {
+    cache.leave_slots();
+    if (!preserves(mode_)) cache.discard();  // what was made anew goes with the wake
+    cache.drop_mappings();
+  }
+  stage_ = Stage::none;
+  close_pending();
+}
+
+void KvManager::commit_wake() noexcept {
+  const std::lock_guard guard(mutex_);
+  if (stage_ != Stage::wake) return;
+  parked_ = false;
+  stage_ = Stage::wake_committed;
+  close_pending();
+}
+
+void KvManager::publish() noexcept {
+  const std::lock_guard guard(mutex_);
+  if (stage_ == Stage::wake_committed) publish_wake();
+}
+
+void KvManager::publish_wake() noexcept {
+  for (PageCache& cache : caches_) cache.drop_saved();
+  sums_.clear();
+  stage_ = Stage::none;
+}
+
+void KvManager::write_tables() noexcept {
+  for (auto& [id, record] : sequences_) {
+    if (record->state != SequenceState::active) continue;
+    for (const Strand& one : record->strands) {
+      std::ranges::transform(one.pages, one.table.get(),
+                             [](const Page* page) { return page != nullptr ? page->slot : no_slot; });
+    }
+  }
+}
+
+}  // namespace torpor::kv
