@@ -472,11 +472,15 @@ class KvManager:
         snapshot at exactly that many tokens in a state.
         """
 
-    def create_sequence(self, scope: str, prompt: _Sequence[int]) -> Sequence:
+    def create_sequence(self, scope: str, prompt: _Sequence[int], *, priority: int = 1) -> Sequence:
         """
         Suspended; holds the longest known prefix of whole blocks, at most len(prompt) - 1 tokens.
 
         scope: a security boundary; sequences of two scopes never share a block.
+
+        priority, 0 to 3: pages of a lower one leave a tier, and are dropped, before all of a higher
+        one; among equals the least recently used goes first. It is that of the pages that the sequence
+        computes; pages that it finds known are raised to it, never lowered. Misuse for another number.
         """
 
     def forget_prefixes(self) -> int:
@@ -523,11 +527,13 @@ class KvManager:
 
     def events(self, after: int = 0) -> dict[str, Any]:
         """
-        {events: [{number, kind, block, parent, tokens, …}], next, lost}: what became of known blocks since.
+        {events: [{number, kind, block, parent, tokens, tier, …}], next, lost}: what became of known blocks since.
 
-        kind: "stored", "removed", or "moved" with {life_cycle, tier: "gpu" | "cold_gpu" | "host" | "disk"}. Ask with
-        `next` the next time. lost: some were overwritten before they were read (or `after` is not of this cache): begin
-        anew.
+        kind: "stored", "removed", or "moved" with {life_cycle} of the page. tier: "gpu" | "cold_gpu" | "host" |
+        "disk": where the page is now; of a block that was stored or removed, the coldest tier that a page of
+        it is, or last was, in. Ask with `next` the next time. The last event_count are kept in a ring, the
+        newest over the oldest. lost: how many were overwritten before they were read (at least 1 when `after`
+        is not of this cache); unless it is 0, begin anew.
         """
 
 class Sequence:

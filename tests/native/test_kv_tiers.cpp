@@ -280,11 +280,13 @@ CASE("prefixes of a higher priority outlive newer ones of a lower, on every tier
   keep("usual again", 1);  // 16 places are taken
   CHECK(rig.kv->probe("high", tokens_from(0, 17)) == 16 && rig.kv->probe("usual", tokens_from(0, 17)) == 16);
   CHECK(rig.kv->probe("low", tokens_from(0, 17)) == 0);
+  const std::size_t low_too = rig.kv->probe("low too", tokens_from(0, 17));
   // Whoever finds a page raises it.
-  (void)rig.kv->create_sequence("low too", tokens_from(0, 17), 3);
+  CHECK(rig.kv->create_sequence("low too", tokens_from(0, 17), 3)->matched_tokens() == low_too &&
+        low_too > 0);
   for (const char* scope : {"x", "y", "z"}) keep(scope, 2);
-  CHECK(rig.kv->probe("low too", tokens_from(0, 17)) == 16 &&
-        rig.kv->probe("high", tokens_from(0, 17)) == 16);
+  CHECK(rig.kv->probe("low too", tokens_from(0, 17)) == low_too);
+  CHECK(rig.kv->probe("high", tokens_from(0, 17)) == 16);
   CHECK(rig.kv->probe("usual", tokens_from(0, 17)) + rig.kv->probe("usual again", tokens_from(0, 17)) == 0);
   CHECK_THROWS(torpor::Misuse, rig.kv->create_sequence("x", {}, 4));
 }

@@ -54,8 +54,8 @@ std::optional<PageCache::Eviction> PageCache::plan_eviction(std::size_t n, const
 }
 
 // Lets fall into a tier what finds room there: held pages before droppable ones. Held ones may displace any
-// page of the tier, droppable ones only droppable ones, which are older. What is displaced or finds no room
-// falls on.
+// page of the tier, droppable ones only droppable ones of no higher priority, which are older. What is
+// displaced or finds no room falls on.
 void PageCache::settle(Tier tier, const Room& room, Falling& falling, Eviction& plan) const {
   if (room.places == 0 && !room.displaces) return;
   // What the codec refuses can only be dropped.
@@ -67,8 +67,14 @@ void PageCache::settle(Tier tier, const Room& room, Falling& falling, Eviction& 
   Falling there = victims(tier, room.displaces && wanted > room.places ? wanted - room.places : 0);
   const std::size_t for_droppable = room.places + there.droppable.size();
   const std::size_t held_in = std::min(falling.held.size(), for_droppable + there.held.size());
-  const std::size_t droppable_in =
-      std::min(falling.droppable.size(), for_droppable - std::min(for_droppable, held_in));
+  const std::size_t free = room.places - std::min(room.places, held_in);
+  std::size_t droppable_in = std::min(falling.droppable.size(), free);
+  while (droppable_in < falling.droppable.size()) {
+    const Page* const best_left = falling.droppable[falling.droppable.size() - 1 - droppable_in];
+    const std::size_t next = held_in + droppable_in - room.places;
+    if (next >= there.droppable.size() || best_left->priority < there.droppable[next]->priority) break;
+    ++droppable_in;
+  }
   const std::size_t settled = held_in + droppable_in;
   const std::size_t displaced = settled > room.places ? settled - room.places : 0;
   for (Page* page : take_last(falling.droppable, droppable_in)) plan.falls.push_back({page, tier});
@@ -76,6 +82,7 @@ void PageCache::settle(Tier tier, const Room& room, Falling& falling, Eviction& 
   there.droppable.resize(std::min(there.droppable.size(), displaced));
   there.held.resize(displaced - there.droppable.size());
   falling.droppable.insert(falling.droppable.begin(), there.droppable.begin(), there.droppable.end());
+  std::ranges::stable_sort(falling.droppable, {}, &Page::priority);
   falling.held.insert(falling.held.begin(), there.held.begin(), there.held.end());
 }
 
