@@ -36,8 +36,13 @@ class KvCacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class GateConfig:
+    """when_closed: reject | queue | wake. The bounds are of one front end."""
+
     when_closed: str = "reject"
     retry_after_s: int = 5
+    queue_limit: int = 256  # requests that may wait
+    queue_timeout_s: float = 60.0
+    make_room: str = "none"  # none | idle: put idle neighbours to sleep for a wake on request
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,7 @@ class ModelConfig:
     # None: a whole GPU where there are enough for all models, else an equal share; in a lent group, none.
     gpus_per_rank: float | None = None
     placement: PlacementConfig = field(default_factory=PlacementConfig)
+    sleep_after_idle_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

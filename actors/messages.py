@@ -257,6 +257,7 @@ class RankStatus:
     gate_open: bool = False  # leader only
     gate_reason: GateReason | None = None
     live_sequences: int = 0
+    idle_s: float = 0.0  # leader only: since the last request came or ended; 0 while any is inside
     prefix_tokens: int = 0
     error: str = ""
     staging: str | None = None  # the operation whose stage runs; it is not in ledger_phase yet

@@ -14,6 +14,7 @@ from torpor.actors.messages import (
     DrainMode,
     DrainSpec,
     Kind,
+    MakeRoom,
     OnConflict,
     OnExpiry,
     OperationRequest,
@@ -42,7 +43,9 @@ class DrainBody(_Body):
     timeout_s: Seconds | None = None
 
 
-class WakeBody(_Body):
+class OperationBody(_Body):
+    """What sleeps and wakes have in common."""
+
     model: str | None = None
     models: list[str] | Literal["*"] | None = None
     tags: list[str] | None = None
@@ -52,7 +55,11 @@ class WakeBody(_Body):
     timeout_s: Seconds | None = None
 
 
-class SleepBody(WakeBody):
+class WakeBody(OperationBody):
+    make_room: Literal["none", "idle"] = "none"  # idle: put idle neighbours to sleep when there is no memory
+
+
+class SleepBody(OperationBody):
     """A sleep is a hold, unless wake_on_request; the hold may have a lease, renewed by the operation's id."""
 
     restore: dict[str, Literal["none", "memset", "cpu", "pinned"]] = Field(default_factory=dict)
@@ -186,7 +193,7 @@ def most_telling(faults: Sequence[Any]) -> Any:
 def to_request(
     kind: Kind,
     model: str,
-    body: WakeBody,
+    body: OperationBody,
     *,
     default_conflict: OnConflict,
     idempotency_key: str | None,
@@ -194,10 +201,12 @@ def to_request(
 ) -> OperationRequest:
     """What the coordinator is asked. default_conflict counts when the body does not name `on_conflict`."""
     drain, restore, overflow = DrainSpec(), {}, "reject"
-    asleep: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    if isinstance(body, WakeBody):
+        own = {"make_room": MakeRoom(body.make_room)}
     if isinstance(body, SleepBody):
-        asleep = {"wake_on_request": body.wake_on_request, "lease_s": body.lease_s}
-        asleep["on_expiry"] = OnExpiry(body.on_expiry or OnExpiry.KEEP)
+        own = {"wake_on_request": body.wake_on_request, "lease_s": body.lease_s}
+        own["on_expiry"] = OnExpiry(body.on_expiry or OnExpiry.KEEP)
         drain = DrainSpec(DrainMode(body.drain.mode), body.drain.timeout_s)
         restore = {tag: RestoreMode(mode) for tag, mode in body.restore.items()}
         overflow = body.overflow
@@ -215,11 +224,11 @@ def to_request(
         timeout_s=body.timeout_s,
         idempotency_key=idempotency_key,
         caller=caller,
-        **asleep,
+        **own,
     )
 
 
-def targets(body: WakeBody, path_model: str | None, known: list[str]) -> tuple[list[str], bool]:
+def targets(body: OperationBody, path_model: str | None, known: list[str]) -> tuple[list[str], bool]:
     """The models meant, and whether the answer fans out. Raises a Problem that lists the known ones."""
     named = [name for name in ("model", "models") if getattr(body, name) is not None]
     if path_model is not None and named and (named != ["model"] or body.model != path_model):

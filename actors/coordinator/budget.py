@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torpor.actors.messages import Refusal, RejectCode
+from torpor.actors.messages import RankStatus, Refusal, RejectCode
 
 _UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
 _CGROUP_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -38,6 +38,11 @@ class Place:
 
     node: str
     device: str = ""
+
+    @staticmethod
+    def of(status: RankStatus) -> Place:
+        """The device of a rank."""
+        return Place(status.node, status.device_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +87,27 @@ class Budget:
 
     def reserve(self, operation: str, needs: Iterable[Need]) -> Refusal | None:
         """All needs, or none and the reason."""
-        by_place: dict[Place, list[Need]] = {}
-        for need in needs:
-            if need.size_bytes > 0:
-                by_place.setdefault(need.place, []).append(need)
+        by_place = _by_place(needs)
         for place, wanted in by_place.items():
-            size = sum(need.size_bytes for need in wanted)
-            spare = max(need.spare_bytes for need in wanted)
-            free = self.free_bytes(place, min(need.free_bytes for need in wanted)) - spare
+            size, free = self._size_and_free(place, wanted)
             if size > free:
-                return _refusal(place, size, max(0, free), spare)
+                return _refusal(place, size, max(0, free), max(need.spare_bytes for need in wanted))
         for place, wanted in by_place.items():
             seen = min(need.free_bytes for need in wanted)
             account = self._accounts.setdefault(place, _Account(seen))
             account.promises[operation] = sum(need.size_bytes for need in wanted)
         return None
+
+    def lacking_bytes(self, needs: Iterable[Need]) -> dict[Place, int]:
+        """Where there is too little, and by how much."""
+        found = {place: self._size_and_free(place, wanted) for place, wanted in _by_place(needs).items()}
+        return {place: size - free for place, (size, free) in found.items() if size > free}
+
+    def _size_and_free(self, place: Place, wanted: list[Need]) -> tuple[int, int]:
+        """What is needed at a place, and what is there for it."""
+        size = sum(need.size_bytes for need in wanted)
+        free = self.free_bytes(place, min(need.free_bytes for need in wanted))
+        return size, free - max(need.spare_bytes for need in wanted)
 
     def release(self, operation: str, used: bool) -> None:
         """The operation has ended; `used` when its bytes are really taken now."""
@@ -112,6 +123,14 @@ class Budget:
         account = self._accounts.get(place)
         if account is not None:
             account.base_bytes += size_bytes
+
+
+def _by_place(needs: Iterable[Need]) -> dict[Place, list[Need]]:
+    by_place: dict[Place, list[Need]] = {}
+    for need in needs:
+        if need.size_bytes > 0:
+            by_place.setdefault(need.place, []).append(need)
+    return by_place
 
 
 def _refusal(place: Place, needed_bytes: int, free_bytes: int, spare_bytes: int) -> Refusal:

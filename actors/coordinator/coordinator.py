@@ -18,11 +18,14 @@ from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.execution import Execution
 from torpor.actors.coordinator.feed import Change, Feed
 from torpor.actors.coordinator.holds import refusal as held
+from torpor.actors.coordinator.idle import IdleWatch
 from torpor.actors.coordinator.journal import Journal
 from torpor.actors.coordinator.leases import Leases
 from torpor.actors.coordinator.reconcile import Reconciler
 from torpor.actors.coordinator.records import Published, effective_tags
+from torpor.actors.coordinator.room import Room
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
+from torpor.actors.coordinator.usage import Usage
 from torpor.actors.messages import (
     Hold,
     ModelState,
@@ -74,7 +77,10 @@ class Coordinator:
         self._ended = asyncio.Event()  # replaced whenever an operation ends
         self._submitting = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._execution = Execution(config, journal, self._models, self.feed, host_limit_bytes, now)
+        self._usage = Usage(self._status)
+        self._idle = IdleWatch(self._models, self._usage, self._carry_out_now, self._spawn)
+        room = Room(self._models, self._usage, self._carry_out_now)
+        self._execution = Execution(config, journal, self._models, self.feed, host_limit_bytes, now, room)
         self._reconciler = Reconciler(config, journal, self._execution, now)
         self._leases = Leases(self._models, journal, self.feed, now, self._carry_out_now, self._spawn)
 
@@ -130,9 +136,15 @@ class Coordinator:
         finished = await self._reconciler.settle(runtime)
         for operation in finished:
             self._remember(operation)
-        self._leases.look(runtime)
+        self._look(runtime)
         if runtime.doubt:
             self._spawn(self._settle_later(runtime))
+
+    def _look(self, runtime: ModelRuntime) -> None:
+        """Its state may have changed: time begins or ends for its leases and its idleness."""
+        self._leases.look(runtime)
+        self._usage.look(runtime)
+        self._idle.look(runtime)
 
     async def _settle_later(self, runtime: ModelRuntime) -> None:
         loop = asyncio.get_running_loop()
@@ -142,7 +154,7 @@ class Coordinator:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             for operation in await self._reconciler.settle(runtime, loop.time() - since_s):
                 self._remember(operation)
-            self._leases.look(runtime)
+            self._look(runtime)
 
     # --- requests ---
 
@@ -249,7 +261,7 @@ class Coordinator:
             runtime.queue[0].turn.set()
         del self._runs[run.operation.id]
         self._remember(run.operation)
-        self._leases.look(runtime)
+        self._look(runtime)
         self.feed.add(operation=run.operation, model=runtime.view())
         if runtime.doubt:
             self._spawn(self._settle_later(runtime))

@@ -15,6 +15,7 @@ from torpor.actors.coordinator.holds import refusal as held
 from torpor.actors.coordinator.journal import Journal, JournalError
 from torpor.actors.coordinator.machine import Machine
 from torpor.actors.coordinator.records import Published, effective_tags, fill, phase_bytes
+from torpor.actors.coordinator.room import Room, may_make_room
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
 from torpor.actors.coordinator.steps import PHASE_OF, RELOAD, Step
 from torpor.actors.messages import (
@@ -42,6 +43,7 @@ class Execution:
         feed: Feed,
         host_limit_bytes: int,
         now: Callable[[], float],
+        room: Room,
     ) -> None:
         self.epoch = 0
         self.budget = Budget()
@@ -51,6 +53,7 @@ class Execution:
         self._feed = feed
         self._host_limit_bytes = host_limit_bytes
         self._now = now
+        self._room = room
         self._held = HeldBytes(models, self.budget)
         self._device_locks: dict[Place, asyncio.Lock] = {}
 
@@ -207,7 +210,24 @@ class Execution:
 
     # --- the coordinator's own steps ---
 
-    def reserve(self, runtime: ModelRuntime, run: Run, machine: Machine) -> Refusal | None:
+    async def reserve(self, runtime: ModelRuntime, run: Run, machine: Machine) -> Refusal | None:
+        """Nobody has noticed the operation yet, and it holds nothing: others may go to sleep for it here."""
+        refusal = self.budget.reserve(run.operation.id, self._needs(runtime, run, machine))
+        no_memory = refusal is not None and refusal.code is RejectCode.DEVICE_MEMORY
+        if not no_memory or not may_make_room(run.request, runtime):
+            return refusal
+
+        async def lacking() -> dict[Place, int]:
+            await self.look(runtime)
+            for slot in machine.slots:
+                slot.status = runtime.statuses.get(slot.rank, slot.status)
+            needs = self._needs(runtime, run, machine)
+            return {place: size for place, size in self.budget.lacking_bytes(needs).items() if place.device}
+
+        await self._room.make(run.request.model, lacking)
+        return self.budget.reserve(run.operation.id, self._needs(runtime, run, machine))
+
+    def _needs(self, runtime: ModelRuntime, run: Run, machine: Machine) -> list[Need]:
         needs: list[Need] = []
         for slot in machine.slots:
             if slot.status is None or slot.plan is None:
@@ -219,7 +239,7 @@ class Execution:
             needs.append(
                 Need(host, slot.plan.host_bytes, self._host_limit_bytes - self.kept_bytes(host.node))
             )
-        return self.budget.reserve(run.operation.id, needs)
+        return needs
 
     def kept_bytes(self, node: str) -> int:
         """Host bytes that all ranks of a node keep, as they last told."""
@@ -256,7 +276,7 @@ class _OwnSteps:
         self._run = run
 
     async def reserve(self, machine: Machine) -> Refusal | None:
-        return self._execution.reserve(self._runtime, self._run, machine)
+        return await self._execution.reserve(self._runtime, self._run, machine)
 
     async def take_locks(self, machine: Machine) -> Refusal | None:
         await self._execution.take_locks(self._run, machine)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from torpor.actors.coordinator.budget import Budget, Place
 from torpor.actors.coordinator.records import Published, makes_hold
@@ -94,41 +94,26 @@ class HeldBytes:
             self._others_bytes = {key: size for key, size in self._others_bytes.items() if key[0] != name}
             return
         for status in runtime.statuses.values():
-            self._others_bytes.setdefault((name, _place(status)), self._others_now_bytes(status))
+            self._others_bytes.setdefault((name, Place.of(status)), self._others_now_bytes(status))
 
     def spare_bytes(self, request: OperationRequest, status: RankStatus) -> int:
         """What this operation must leave free on a rank's device; status: the rank's, of just now."""
         if request.kind is not Kind.WAKE or not request.origin.automatic:
             return 0
-        place, held_bytes, begun = _place(status), 0, []
+        place, held_bytes, begun = Place.of(status), 0, []
         others_bytes = self._others_now_bytes(status)
         for name, runtime in self._models.items():
             waking = runtime.running is not None and self._budget.has_promise(runtime.running.operation.id)
             if name == request.model or not runtime.published.hold or waking:
                 continue  # a model that wakes has its bytes promised
-            for one in runtime.statuses.values():
-                if _place(one) == place:
-                    held_bytes += sum(size for parked, size in _rows(one, "reserved_bytes") if parked)
-                    begun.append(self._others_bytes.get((name, place), others_bytes))
+            parked_bytes = runtime.bytes_at(place, "reserved_bytes", parked_only=True)
+            if parked_bytes:
+                held_bytes += parked_bytes
+                begun.append(self._others_bytes.get((name, place), others_bytes))
         taken_up_bytes = max(0, others_bytes - min(begun, default=others_bytes))
         return max(0, held_bytes - taken_up_bytes)
 
     def _others_now_bytes(self, status: RankStatus) -> int:
-        place = _place(status)
-        ours = sum(
-            size
-            for runtime in self._models.values()
-            for one in runtime.statuses.values()
-            if _place(one) == place
-            for _, size in _rows(one, "device_bytes")
-        )
+        place = Place.of(status)
+        ours = sum(runtime.bytes_at(place) for runtime in self._models.values())
         return max(0, status.device_total_bytes - status.device_free_bytes - ours)
-
-
-def _place(status: RankStatus) -> Place:
-    return Place(status.node, status.device_id)
-
-
-def _rows(status: RankStatus, column: str) -> Iterator[tuple[bool, int]]:
-    for row in status.memory:
-        yield bool(row.get("parked")), int(str(row.get(column) or 0))

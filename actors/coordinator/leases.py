@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,8 +23,9 @@ from torpor.actors.messages import (
     Origin,
     RejectCode,
 )
-from torpor.actors.ports import NoLease
+from torpor.actors.ports import ControlUnreachable, NoLease
 
+log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 1.0  # after a wake that did not succeed
 LONGEST_PAUSE_S = 60.0
 
@@ -104,13 +106,21 @@ class Leases:
                     origin=Origin.LEASE,
                     caller=operation_id,
                 )
-                operation = await self._carry_out(wake)
-                if operation.state is OperationState.SUCCEEDED or operation.code is RejectCode.UNKNOWN_MODEL:
+                if await self._wake(wake):
                     return
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         finally:
             self._ended.discard(operation_id)
+
+    async def _wake(self, wake: OperationRequest) -> bool:
+        """True when there is nothing left to do."""
+        try:
+            operation = await self._carry_out(wake)
+        except ControlUnreachable as error:  # the journal cannot be written
+            log.error("the lease of %s has ended, and %s cannot be woken: %s", wake.caller, wake.model, error)
+            return False
+        return operation.state is OperationState.SUCCEEDED or operation.code is RejectCode.UNKNOWN_MODEL
 
     async def _drop(self, runtime: ModelRuntime, operation_id: str) -> None:
         published = runtime.published

@@ -57,6 +57,7 @@ class MemoryGate:
     running: int = 0  # requests; tests set it
     holder: str | None = None  # the operation that closed it
     before: tuple[bool, GateReason | None] = (True, None)  # as the holder found it
+    quiet_since_s: float = 0.0  # in the event loop's time; tests set it when they let a request leave
 
     def close(self, operation: str, reason: GateReason) -> None:
         if self.holder != operation:
@@ -176,6 +177,7 @@ class MemoryRank:
             gate_open=self.rank == 0 and self.gate.open,
             gate_reason=self.gate.reason if self.rank == 0 else None,
             live_sequences=self.gate.running,
+            idle_s=0.0 if self.gate.running else asyncio.get_running_loop().time() - self.gate.quiet_since_s,
             error=self.error,
             staging=self.staging,
             gate_operation=self.gate.holder if self.rank == 0 else None,

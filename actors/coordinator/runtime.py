@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from torpor.actors.config import ModelConfig
+from torpor.actors.coordinator.budget import Place
 from torpor.actors.coordinator.driver import Driver
 from torpor.actors.coordinator.machine import Machine
 from torpor.actors.coordinator.records import Published, makes_hold, same_request
@@ -61,6 +62,16 @@ class ModelRuntime:
     @property
     def running(self) -> Run | None:
         return self.queue[0] if self.queue else None
+
+    def bytes_at(self, place: Place, column: str = "device_bytes", parked_only: bool = False) -> int:
+        """What the model has at a device, as its ranks last told; column: of RankStatus.memory."""
+        return sum(
+            int(str(row.get(column) or 0))
+            for status in self.statuses.values()
+            if Place.of(status) == place
+            for row in status.memory
+            if row.get("parked") or not parked_only
+        )
 
     def state(self) -> ModelState:
         if self.published.failed:

@@ -248,6 +248,7 @@ class RankCore:
             gate_open=leader is not None and reason is None,
             gate_reason=reason,
             live_sequences=leader.gate.running if leader else 0,
+            idle_s=leader.front_ends.idle_s() if leader else 0.0,
             prefix_tokens=machinery.prefix_tokens() if machinery else 0,
             error=machinery.error if machinery else self._error,
             staging=staging,

@@ -60,6 +60,12 @@ class FrontEnds:
         self._lock = threading.Lock()
         self._front_ends: dict[str, _FrontEnd] = {}
         self._requests: dict[str, Request] = {}
+        self._quiet_since = clock()
+
+    def idle_s(self) -> float:
+        """Since the last request came or ended; 0 while any is here."""
+        with self._lock:
+            return 0.0 if self._requests else self._clock() - self._quiet_since
 
     def renew(self, front_end: str) -> None:
         """Begin or lengthen the lease."""
@@ -80,7 +86,7 @@ class FrontEnds:
     def remove(self, request: str) -> None:
         """Forget a request that was not admitted."""
         with self._lock:
-            self._requests.pop(request, None)
+            self._forget(request)
 
     def cancel(self, front_end: str, requests: Iterable[str]) -> list[str]:
         """Mark those of this front end as cancelled; returns the ones that are known."""
@@ -107,7 +113,7 @@ class FrontEnds:
                 if entry is None:
                     continue
                 if event.finish_reason is not None:
-                    del self._requests[event.request]
+                    self._forget(event.request)
                 front_end = self._front_ends.get(entry.front_end)
                 if front_end is None:
                     continue
@@ -156,6 +162,10 @@ class FrontEnds:
         with self._lock:
             gone = [name for name, front_end in self._front_ends.items() if front_end.lease_ends_at <= now]
         return [request for name in gone for request in self.detach(name)]
+
+    def _forget(self, request: str) -> None:
+        if self._requests.pop(request, None) is not None:
+            self._quiet_since = self._clock()
 
     def _renew(self, front_end: str) -> None:
         home = self._front_ends.setdefault(front_end, _FrontEnd(0.0))

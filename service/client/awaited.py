@@ -88,12 +88,14 @@ class AsyncClient:
         dry_run: bool | None = None,
         on_conflict: str | None = None,
         verify: bool | None = None,
+        make_room: str | None = None,
         wait: bool = True,
         idempotency_key: str | None = None,
         generation: int | None = None,
     ) -> dict[str, Any]:
+        """make_room "idle": neighbours that nobody uses may be put to sleep for it."""
         fields = {"tags": tags, "timeout_s": timeout_s, "dry_run": dry_run}
-        fields |= {"on_conflict": on_conflict, "verify": verify}
+        fields |= {"on_conflict": on_conflict, "verify": verify, "make_room": make_room}
         return await self._send(
             operation_call(
                 "wake", model, wait=wait, idempotency_key=idempotency_key, generation=generation, **fields

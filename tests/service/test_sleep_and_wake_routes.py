@@ -209,3 +209,18 @@ async def test_the_memory_calls_wait_for_a_running_operation(rig: Rig) -> None:
     second: httpx.Response = await rig.http.post("/resume_memory")
     assert second.status_code == 200, second.text
     assert (await first).json()["finished_at"] <= second.json()["finished_at"]
+
+
+async def test_an_explicit_wake_makes_room_when_asked_to(wide_rig: Rig) -> None:
+    """The idle neighbour on its device gives way; without the wish the answer is 507."""
+    await wide_rig.http.post("/models/draft/sleep")
+    device = wide_rig.cluster.devices[0]
+    device.take("another process", device.free_bytes)
+    wide_rig.rank("chat").gate.quiet_since_s = asyncio.get_running_loop().time()  # it has just served
+    assert (await wide_rig.http.post("/models/draft/wake")).status_code == 507
+    answer = await wide_rig.http.post("/models/draft/wake", json={"make_room": "idle"})
+    assert answer.status_code == 200, answer.text
+    (chat, draft) = (await wide_rig.http.get("/models")).json()["models"]
+    assert (chat["state"], chat["hold"], draft["state"]) == ("asleep", False, "awake")
+    (sleep,) = (await wide_rig.http.get("/operations?model=chat")).json()["operations"]
+    assert sleep["origin"] == "room"

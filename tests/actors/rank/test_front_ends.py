@@ -29,6 +29,25 @@ def front_ends(clock: Clock) -> FrontEnds:
     return FrontEnds(clock, lease_s=10)
 
 
+def test_idle_is_the_time_since_the_last_request_came_or_ended(front_ends: FrontEnds, clock: Clock) -> None:
+    """G6: what idle sleeps are decided by; a look, a lease or a stream is no request."""
+    clock.now = 3
+    front_ends.renew("one")
+    assert front_ends.idle_s() == 3
+    front_ends.add("one", "a")
+    front_ends.add("one", "b")
+    clock.now = 50
+    assert front_ends.idle_s() == 0
+    front_ends.remove("a")
+    clock.now = 60
+    assert front_ends.idle_s() == 0
+    front_ends.deliver([TokenEvent("b", finish_reason=FinishReason.LENGTH)])
+    front_ends.remove("b")
+    clock.now = 67
+    front_ends.deliver([TokenEvent("b", "late")])
+    assert front_ends.idle_s() == 7
+
+
 async def test_events_from_another_thread_reach_the_front_end_that_asked(front_ends: FrontEnds) -> None:
     front_ends.add("one", "a")
     front_ends.add("two", "b")

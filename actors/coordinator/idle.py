@@ -1,0 +1,72 @@
+"""Puts models to sleep of which nothing was asked for long enough (`sleep_after_idle_s`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+from torpor.actors.coordinator.runtime import ModelRuntime
+from torpor.actors.coordinator.usage import Usage
+from torpor.actors.messages import (
+    DrainMode,
+    DrainSpec,
+    Kind,
+    Operation,
+    OperationRequest,
+    OperationState,
+    Origin,
+)
+from torpor.actors.ports import ControlUnreachable
+
+log = logging.getLogger(__name__)
+SHORTEST_LOOK_S = 0.05
+LONGEST_LOOK_S = 1.0  # while there is nothing to count
+PAUSE_S = 30.0  # after a sleep that was refused, at least
+
+
+def idle_sleep(model: str, origin: Origin) -> OperationRequest:
+    """With the model's own restore modes; refused where anything runs."""
+    return OperationRequest(Kind.SLEEP, model, drain=DrainSpec(DrainMode.IF_IDLE), origin=origin)
+
+
+class IdleWatch:
+    """One task for each model that wants it. Whoever sleeps by it wakes on request: it is no hold (G6)."""
+
+    def __init__(
+        self,
+        models: Mapping[str, ModelRuntime],
+        usage: Usage,
+        carry_out: Callable[[OperationRequest], Awaitable[Operation]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._models = models
+        self._usage = usage
+        self._carry_out = carry_out
+        self._spawn = spawn
+        self._watched: set[ModelRuntime] = set()  # a model made anew is another one
+
+    def look(self, runtime: ModelRuntime) -> None:
+        """To be called when the model is there; again does no harm."""
+        if runtime.config.sleep_after_idle_s is not None and runtime not in self._watched:
+            self._watched.add(runtime)
+            self._spawn(self._watch(runtime, runtime.config.sleep_after_idle_s))
+
+    async def _watch(self, runtime: ModelRuntime, limit_s: float) -> None:
+        name = runtime.config.name
+        while self._models.get(name) is runtime:
+            idle_s = await self._usage.idle_s(runtime)
+            pause_s = LONGEST_LOOK_S if idle_s is None else limit_s - idle_s
+            if idle_s is not None and idle_s >= limit_s:
+                pause_s = LONGEST_LOOK_S if await self._sleep(name) else max(PAUSE_S, limit_s)
+            await asyncio.sleep(max(SHORTEST_LOOK_S, pause_s))
+        self._watched.discard(runtime)
+
+    async def _sleep(self, name: str) -> bool:
+        try:
+            operation = await self._carry_out(idle_sleep(name, Origin.IDLENESS))
+        except ControlUnreachable as error:  # the journal cannot be written
+            log.error("%s is idle, and cannot be put to sleep: %s", name, error)
+            return False
+        return operation.state is OperationState.SUCCEEDED

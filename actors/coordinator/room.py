@@ -1,0 +1,78 @@
+"""Makes device memory free for a model that wakes: idle neighbours go to sleep, least recently used first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+from torpor.actors.coordinator.budget import Place
+from torpor.actors.coordinator.idle import idle_sleep
+from torpor.actors.coordinator.runtime import ModelRuntime
+from torpor.actors.coordinator.usage import Usage
+from torpor.actors.messages import (
+    Kind,
+    MakeRoom,
+    Operation,
+    OperationRequest,
+    Origin,
+)
+
+Lacking = Mapping[Place, int]  # bytes by device
+
+
+def may_make_room(request: OperationRequest, runtime: ModelRuntime) -> bool:
+    """A wake on request as the model is configured; one that somebody asks for only when asked to."""
+    if request.kind is not Kind.WAKE or request.dry_run:
+        return False
+    wish = request.make_room
+    if wish is None and request.origin is Origin.REQUEST:
+        wish = MakeRoom(runtime.config.gate.make_room)
+    return wish is MakeRoom.IDLE
+
+
+class Room:
+    """carry_out: submits an operation and awaits its end."""
+
+    def __init__(
+        self,
+        models: Mapping[str, ModelRuntime],
+        usage: Usage,
+        carry_out: Callable[[OperationRequest], Awaitable[Operation]],
+    ) -> None:
+        self._models = models
+        self._usage = usage
+        self._carry_out = carry_out
+
+    async def make(self, waking: str, lacking: Callable[[], Awaitable[Lacking]]) -> bool:
+        """Until nothing is lacking (True), or nobody is left who could give what is: then nobody else is touched.
+
+        lacking: what is, by now.
+        """
+        asked = {waking}
+        while missing := await lacking():
+            neighbours = await self._neighbours(asked, missing)
+            if not _suffices(neighbours, missing):
+                return False
+            chosen = neighbours[0].config.name
+            asked.add(chosen)
+            await self._carry_out(idle_sleep(chosen, Origin.ROOM))
+        return True
+
+    async def _neighbours(self, but: set[str], missing: Lacking) -> list[ModelRuntime]:
+        """Idle models with memory on the devices where some is missing, least recently used first."""
+        near = [
+            runtime
+            for name, runtime in self._models.items()
+            if name not in but and any(runtime.bytes_at(place) for place in missing)
+        ]
+        idle = await asyncio.gather(*(self._usage.free_to_sleep_s(runtime) for runtime in near))
+        known = [
+            (seconds, runtime) for seconds, runtime in zip(idle, near, strict=True) if seconds is not None
+        ]
+        return [runtime for _, runtime in sorted(known, key=lambda entry: -entry[0])]
+
+
+def _suffices(neighbours: list[ModelRuntime], missing: Lacking) -> bool:
+    return bool(neighbours) and all(
+        sum(runtime.bytes_at(place) for runtime in neighbours) >= size for place, size in missing.items()
+    )
