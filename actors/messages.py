@@ -14,6 +14,8 @@ from enum import StrEnum
 class Kind(StrEnum):
     SLEEP = "sleep"
     WAKE = "wake"
+    RECOVER = "recover"  # all ranks replaced, towards the last published state
+    DELETE = "delete"  # the ranks ended, the model forgotten
 
 
 class ModelState(StrEnum):
@@ -135,6 +137,7 @@ class RejectCode(StrEnum):
     STAGE_TIMEOUT = "stage_timeout"
     DIGEST_MISMATCH = "digest_mismatch"
     RANK_FAILED = "rank_failed"
+    STALE_WEIGHTS = "stale_weights"  # recover would bring back older weights than those published
     REFUSED = "refused"
     CANCELLED = "cancelled"
 
@@ -162,7 +165,11 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class OperationRequest:
-    """A sleep or wake as asked for. tags None = every tag of the model; restore by tag, missing = defaults."""
+    """An operation as asked for. tags None = every tag of the model; restore by tag, missing = defaults.
+
+    A delete takes drain; a recover takes `to` (a state to reach; None = the last published one) and
+    accept_stale_weights (weights that were updated since may come back as their source has them).
+    """
 
     kind: Kind
     model: str
@@ -181,6 +188,8 @@ class OperationRequest:
     lease_s: float | None = None  # of the hold that a sleep is
     on_expiry: OnExpiry = OnExpiry.KEEP
     make_room: MakeRoom | None = None  # of a wake; None: as configured for one on request, else none
+    to: ModelState | None = None
+    accept_stale_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from torpor.actors.config import ClusterConfig
+from torpor.actors.config import ClusterConfig, ModelConfig
 from torpor.actors.messages import (
     AdmissionReply,
     DrainSpec,
@@ -39,6 +39,10 @@ class KeyReused(Exception):
 
 class NoLease(Exception):
     """There is no lease to renew: the hold has ended, or never had one; the text says what to do."""
+
+
+class ModelExists(Exception):
+    """A model of this name is there, and was asked for otherwise; the text says what to do."""
 
 
 class RankPort(Protocol):
@@ -108,6 +112,12 @@ class Control(Protocol):
 
     async def describe(self) -> ClusterConfig:
         """What the cluster is to look like now, its models included."""
+
+    async def create(self, model: ModelConfig) -> ModelView:
+        """Make a model; it is loading when this returns. One that was asked for alike is left as it is.
+
+        Raises ModelExists. A model goes by an operation of kind delete.
+        """
 
 
 class GateClosed(Exception):

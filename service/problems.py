@@ -57,6 +57,7 @@ REJECT_STATUS: Mapping[RejectCode, int] = {
     RejectCode.STAGE_TIMEOUT: 504,
     RejectCode.DIGEST_MISMATCH: 409,
     RejectCode.RANK_FAILED: 409,
+    RejectCode.STALE_WEIGHTS: 409,
     RejectCode.REFUSED: 409,
     RejectCode.CANCELLED: 409,
 }
@@ -76,6 +77,7 @@ REJECT_HINT: Mapping[RejectCode, str] = {
     RejectCode.STAGE_TIMEOUT: "Repeat with a longer `timeout_s`; everything is as before.",
     RejectCode.DIGEST_MISMATCH: "The ranks disagree; everything is as before. Repeat, and report it if it lasts.",
     RejectCode.RANK_FAILED: "Look at `ranks` for the one that failed; everything is as before.",
+    RejectCode.STALE_WEIGHTS: 'Send `"accept_stale_weights": true`, then push the weights again.',
     RejectCode.REFUSED: "Look at `ranks` for the reasons; everything is as before.",
     RejectCode.CANCELLED: "It was cancelled; everything is as before. Repeat when you want it after all.",
 }

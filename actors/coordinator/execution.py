@@ -93,9 +93,17 @@ class Execution:
         return held(runtime.published, run.request)
 
     async def drive(
-        self, runtime: ModelRuntime, run: Run, begin: Step = Step.SURVEY, statuses: Sequence[RankStatus] = ()
+        self,
+        runtime: ModelRuntime,
+        run: Run,
+        begin: Step = Step.SURVEY,
+        statuses: Sequence[RankStatus] = (),
+        told: bool = False,
     ) -> None:
-        """The phases, from the first, or from where a coordinator before this one has left them."""
+        """The phases, from the first, or from where a coordinator before this one has left them.
+
+        told: the operation has an outcome already, which stays as it was told.
+        """
         machine = run.machine = Machine(run.operation.id, run.request, self.epoch, len(runtime.ports))
         own = _OwnSteps(self, runtime, run)
         driver = run.driver = Driver(
@@ -111,7 +119,11 @@ class Execution:
             published = await self._outcome(runtime, run)
             used = run.operation.state is OperationState.SUCCEEDED and not run.operation.dry_run
             self._give_back(machine, kept_before)
-            await self._finish(runtime, run, published)
+            if not told:
+                await self._finish(runtime, run, published)
+            elif published is not None:
+                runtime.published = published
+                await self._journal.publish(published)
         finally:
             self.budget.release(run.operation.id, used)
             run.release_locks()
@@ -147,6 +159,13 @@ class Execution:
         assert machine is not None
         for phase in operation.phases:
             phase.bytes = phase_bytes(machine, phase.name)
+        if operation.state is OperationState.FAILED and not machine.decided and not machine.gathering.lost:
+            # Silent is not lost: what is staged still may be taken back when the rank answers again.
+            operation.reason = operation.reason or "not all ranks answered"
+            operation.code = operation.code or RejectCode.RANK_FAILED
+            runtime.doubt = f"{operation.kind} {operation.id}: {operation.reason}"
+            runtime.ready.clear()
+            return None
         if operation.state is OperationState.FAILED:
             reason = (
                 f"{operation.kind} {operation.id} failed: {operation.reason or 'not all ranks committed'}"

@@ -158,6 +158,7 @@ class Machine:
         self.verdict: OperationState | None = None
         self.refusal: Refusal | None = None  # why it was not to be: the first reason
         self.noop = False
+        self.decided = False
         self.gathering = Gathering(operation, request.kind, epoch, ranks)
 
     @property
@@ -187,6 +188,7 @@ class Machine:
             Step.ABORT: (Action.CALL_ABORT,),
         }
         self.step = step
+        self.decided = step is Step.COMMIT
         self.gathering.resume(statuses, lost=step is not Step.SURVEY)
         self.gathering.ask(step)
         if step is Step.ABORT:
@@ -218,6 +220,7 @@ class Machine:
 
     def _go(self, to: To) -> None:
         self.step = to.step
+        self.decided = self.decided or to.step is Step.COMMIT
         if to.verdict is not None:
             self.verdict = to.verdict
         if to.step is Step.DONE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.execution import Execution
@@ -121,18 +121,21 @@ class Reconciler:
                 known.append(await self._stray(runtime, stray, survey))
         finished = []
         for operation, request, decided in known:
-            run = Run(operation, request)
+            # One that was called failed keeps its record: people were told so, and why.
+            told = operation.state is not OperationState.RUNNING
+            run = Run(replace(operation, phases=[], ranks=[]) if told else operation, request)
             if judge(operation.id, decided, survey.there) is Judgement.FORWARD:
                 if not decided:
                     await self._journal.decide(operation.id)
                 begin = Step.COMMIT
             else:
-                operation.code = RejectCode.CANCELLED
-                operation.reason = (
-                    "the coordinator restarted before the decision; nothing was changed, ask again"
-                )
+                if not told:
+                    operation.code = RejectCode.CANCELLED
+                    operation.reason = (
+                        "the coordinator restarted before the decision; nothing was changed, ask again"
+                    )
                 begin = Step.ABORT
-            await self._execution.drive(runtime, run, begin, list(survey.there.values()))
+            await self._execution.drive(runtime, run, begin, list(survey.there.values()), told)
             finished.append(operation)
         return finished
 

@@ -106,6 +106,8 @@ class ModelRuntime:
             and run.machine.step in (Step.DRAIN, Step.LOCK)
         ):
             return GateReason.DRAINING
+        if state is ModelState.RECOVERING and self.doubt:
+            return GateReason.IN_DOUBT
         return GateReason(state.value)
 
     def joinable(self, request: OperationRequest) -> Run | None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import ray
 from ray.actor import ActorHandle
 
-from torpor.actors.config import ClusterConfig
+from torpor.actors.config import ClusterConfig, ModelConfig
 from torpor.actors.messages import (
     DrainSpec,
     Hold,
@@ -110,6 +110,9 @@ class RayControl:
 
     async def describe(self) -> ClusterConfig:
         return cast(ClusterConfig, await self._call("describe"))
+
+    async def create(self, model: ModelConfig) -> ModelView:
+        return cast(ModelView, await self._call("create", model))
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         try:
