@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from torpor.actors.messages import RestoreMode
 
@@ -45,6 +46,13 @@ class GateConfig:
     make_room: str = "none"  # none | idle: put idle neighbours to sleep for a wake on request
 
 
+class RecoverPolicy(StrEnum):
+    """Who sees to it that a failed model comes back."""
+
+    AUTO = "auto"  # the coordinator, a few times
+    MANUAL = "manual"  # a person, with `recover`
+
+
 @dataclass(frozen=True, slots=True)
 class PlacementConfig:
     """group: a named placement group that somebody lends; None = one of the model's own. Rank r is in bundles[r]."""
@@ -68,6 +76,7 @@ class ModelConfig:
     gpus_per_rank: float | None = None
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     sleep_after_idle_s: float | None = None
+    recover: RecoverPolicy = RecoverPolicy.AUTO
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,7 @@ class Origin(StrEnum):
     IDLENESS = "idleness"  # nothing was asked of the model for long enough
     ROOM = "room"  # another model needs its memory
     LEASE = "lease"  # the last hold's lease has ended
+    FAILURE = "failure"  # the model has failed
 
     @property
     def automatic(self) -> bool:
@@ -100,6 +101,8 @@ class Phase(StrEnum):
     STAGE = "stage"
     COMMIT = "commit"
     PUBLISH = "publish"
+    END = "end"  # of recover and delete: the ranks' processes
+    LOAD = "load"  # of recover: new ones
 
 
 class OperationState(StrEnum):
@@ -317,6 +320,9 @@ class Operation:
     finished_at: float | None = None
     dry_run: bool = False
     origin: Origin = Origin.CALLER
+    lost_bytes: dict[str, int] = field(
+        default_factory=dict
+    )  # by tag: preserved contents that are gone (recover)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ front door --Inference--> leader rank's gate
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from torpor.actors.config import ClusterConfig, ModelConfig
@@ -21,6 +21,7 @@ from torpor.actors.messages import (
     PhaseCall,
     PhaseReply,
     RankStatus,
+    RestoreMode,
     TokenEvent,
 )
 
@@ -79,6 +80,30 @@ class RankPort(Protocol):
 
     async def publish(self, call: PhaseCall) -> PhaseReply:
         """Ends the transaction; the leader opens its gate if nothing is parked, paused or undefined."""
+
+
+class RankMaker(Protocol):
+    """Makes and ends the ranks of models. All but `make` may be repeated."""
+
+    async def find(self, model: ModelConfig) -> Sequence[RankPort] | None:
+        """Ports to the ranks that live, one a rank (to one that is gone: RankUnreachable); None: there are none."""
+
+    async def make(
+        self, model: ModelConfig, epoch: int, parked: Mapping[str, RestoreMode]
+    ) -> Sequence[RankPort]:
+        """New incarnations, which take nothing of the device before `load`. Raises what kept them from being made.
+
+        parked: tags that are asleep when they have loaded, before anybody is let in.
+        """
+
+    async def load(self, model: ModelConfig) -> None:
+        """Until all ranks have loaded; joins a load that runs. Raises what the first of them to fail raised."""
+
+    async def end(self, model: ModelConfig) -> None:
+        """End what lives of the model. Its memory is free when this returns. Raises TimeoutError."""
+
+    async def stop_serving(self, model: ModelConfig, why: str) -> None:
+        """Tell the leader, if it lives, that the model is lost: its requests end with an error, none in silence."""
 
 
 class Control(Protocol):

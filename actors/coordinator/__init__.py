@@ -5,6 +5,7 @@ from torpor.actors.coordinator.coordinator import Coordinator
 from torpor.actors.coordinator.feed import Change
 from torpor.actors.coordinator.journal import Journal, JournalError
 from torpor.actors.coordinator.memory import Fault, MemoryCluster, MemoryRank
+from torpor.actors.coordinator.memory_maker import MemoryMaker
 
 __all__ = [
     "Change",
@@ -13,6 +14,7 @@ __all__ = [
     "Journal",
     "JournalError",
     "MemoryCluster",
+    "MemoryMaker",
     "MemoryRank",
     "host_limit_bytes",
 ]

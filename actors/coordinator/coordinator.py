@@ -14,13 +14,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torpor.actors.config import ClusterConfig
+from torpor.actors.config import ClusterConfig, ModelConfig
+from torpor.actors.coordinator.acceptance import conflict_of, refusal_of
 from torpor.actors.coordinator.execution import Execution
 from torpor.actors.coordinator.feed import Change, Feed
-from torpor.actors.coordinator.holds import refusal as held
 from torpor.actors.coordinator.idle import IdleWatch
 from torpor.actors.coordinator.journal import Journal
 from torpor.actors.coordinator.leases import Leases
+from torpor.actors.coordinator.lives import Lives, is_left_to_us
 from torpor.actors.coordinator.reconcile import Reconciler
 from torpor.actors.coordinator.records import Published, effective_tags
 from torpor.actors.coordinator.room import Room
@@ -28,23 +29,20 @@ from torpor.actors.coordinator.runtime import ModelRuntime, Run
 from torpor.actors.coordinator.usage import Usage
 from torpor.actors.messages import (
     Hold,
+    Kind,
     ModelState,
     ModelView,
-    OnConflict,
     Operation,
     OperationRequest,
     OperationState,
-    Origin,
     RankStatus,
     Refusal,
-    RejectCode,
 )
-from torpor.actors.ports import RankPort, RankUnreachable
+from torpor.actors.ports import ModelExists, RankMaker, RankPort, RankUnreachable
 
 STATUS_S = 2.0  # how long a listing waits for a rank
 REMEMBERED = 1000  # finished operations at hand without asking the journal
 LONGEST_PAUSE_S = 30.0  # between questions to a rank that is silent after a restart
-MAX_WAITING = 64  # operations a model
 
 
 def new_operation_id() -> str:
@@ -54,6 +52,7 @@ def new_operation_id() -> str:
 class Coordinator:
     """Implements ports.Control. Life: construct, `attach` the ranks that live already, `start`, attach more.
 
+    maker: makes and ends ranks; without one, nothing but `attach` brings any, and no model is recovered or deleted.
     now: Unix time. host_limit_bytes: what ranks of a node may keep (budget.host_limit_bytes).
     """
 
@@ -65,6 +64,7 @@ class Coordinator:
         host_limit_bytes: int,
         now: Callable[[], float] = time.time,
         new_id: Callable[[], str] = new_operation_id,
+        maker: RankMaker | None = None,
     ) -> None:
         self.config = config
         self.feed = Feed()
@@ -83,6 +83,21 @@ class Coordinator:
         self._execution = Execution(config, journal, self._models, self.feed, host_limit_bytes, now, room)
         self._reconciler = Reconciler(config, journal, self._execution, now)
         self._leases = Leases(self._models, journal, self.feed, now, self._carry_out_now, self._spawn)
+        self._lives = (
+            None
+            if maker is None
+            else Lives(
+                config,
+                journal,
+                self._execution,
+                maker,
+                self._models,
+                attach=self.attach,
+                fail=self.fail,
+                settle=self._settle,
+                submit=self.submit,
+            )
+        )
 
     @property
     def epoch(self) -> int:
@@ -92,15 +107,38 @@ class Coordinator:
     # --- life ---
 
     async def start(self) -> None:
-        """A new epoch; then settle whatever the last coordinator left of the models attached so far."""
+        """A new epoch; then settle whatever the last coordinator left of the models attached so far.
+
+        With a maker: ranks that live are found first, and models without any are brought up afterwards.
+        """
+        if self._lives:
+            for name, ports in (await self._lives.find()).items():
+                await self.attach(name, ports)
         # A journal that is new starts at 1 again, and the ranks would refuse all that this coordinator asks for.
         await self._execution.raise_epoch(await self._highest_epoch())
         self.feed.epoch = self.epoch
         for name, published in (await self._journal.published()).items():
             if name in self._models:
                 self._models[name].published = published
-        attached = [runtime for runtime in self._models.values() if runtime.ports]
+        await self._resume()
+        attached = [runtime for runtime in self._models.values() if runtime.ports and not runtime.queue]
         await asyncio.gather(*(self._settle(runtime) for runtime in attached))
+        if self._lives:
+            self._lives.start()
+
+    async def _resume(self) -> None:
+        """Recoveries and deletions that the last coordinator has begun go on, before anything else is done."""
+        for operation, request, decided in await self._journal.unfinished():
+            runtime = self._models.get(operation.model)
+            if not self._lives or runtime is None:
+                continue
+            if runtime.deleting:
+                self._start(runtime, Run(operation, request))  # to be told that there is no model any more
+            elif is_left_to_us(request, decided):
+                runtime.recovering = request.kind is Kind.RECOVER
+                runtime.deleting = not runtime.recovering
+                operation.phases = []
+                self._start(runtime, Run(operation, request, resumed=True))
 
     async def attach(self, model: str, ports: Sequence[RankPort]) -> None:
         """These ranks are the model now. KeyError when it is not configured."""
@@ -118,7 +156,9 @@ class Coordinator:
 
     async def fail(self, model: str, reason: str) -> None:
         """Something outside has seen that this model cannot serve, e.g. that its loading failed."""
-        runtime = self._models[model]
+        runtime = self._models.get(model)
+        if runtime is None:
+            return  # it was deleted meanwhile
         runtime.published = runtime.published.changed(failed=reason)
         runtime.ready.set()  # who waits for it need not wait any longer
         await self._journal.publish(runtime.published)
@@ -127,9 +167,35 @@ class Coordinator:
     async def close(self) -> None:
         """Stop at once, wherever operations are. The next coordinator on this journal goes on with them."""
         self._leases.close()
+        if self._lives:
+            await self._lives.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def end_service(self) -> None:
+        """Stop, end all ranks, and leave nothing asleep: the next service begins as its configuration says."""
+        await self.close()
+        if self._lives:
+            await self._lives.end_all()
+        for runtime in self._models.values():
+            await self._journal.publish(runtime.published.awake_again())
+
+    async def create(self, model: ModelConfig) -> ModelView:
+        """Raises ModelExists."""
+        if self._lives is None:
+            raise RuntimeError("this coordinator makes no ranks")
+        async with self._submitting:
+            known = self._models.get(model.name)
+            if known is not None and (known.config != model or known.deleting):
+                state = "is being deleted" if known.deleting else "is there, with another configuration"
+                raise ModelExists(f"a model {model.name!r} {state}; create it when that one is deleted")
+            if known is None:
+                await self._journal.add_model(model)
+                known = self._models[model.name] = ModelRuntime(model, Published(model.name))
+                self._lives.begin(known)
+                self.feed.add(model=known.view())
+            return known.view()
 
     async def _settle(self, runtime: ModelRuntime) -> None:
         """In a task of its own when ranks do not answer, so that others need not wait for them."""
@@ -137,6 +203,7 @@ class Coordinator:
         for operation in finished:
             self._remember(operation)
         self._look(runtime)
+        self.feed.add(model=runtime.view())
         if runtime.doubt:
             self._spawn(self._settle_later(runtime))
 
@@ -167,7 +234,7 @@ class Coordinator:
                     run = self._runs.get(known.id)
                     return run.operation if run is not None else known
             runtime = self._models.get(request.model)
-            refusal = self._refusal(runtime, request)
+            refusal = refusal_of(self._models, request, makes_ranks=self._lives is not None)
             if runtime is None or refusal is not None:
                 assert refusal is not None
                 return await self._refuse(request, refusal)
@@ -175,53 +242,13 @@ class Coordinator:
             if joined is not None:
                 await self._journal.bind_key(request, joined.operation.id, self._now())
                 return joined.operation
-            refusal = self._conflict(runtime, request)
+            refusal = conflict_of(runtime, request)
             if refusal is not None:
                 return await self._refuse(request, refusal)
             run = Run(self._new_operation(runtime, request), request)
             await self._journal.begin(run.operation, request, self._now())
             self._start(runtime, run)
             return run.operation
-
-    def _refusal(self, runtime: ModelRuntime | None, request: OperationRequest) -> Refusal | None:
-        if runtime is None:
-            names = ", ".join(sorted(self._models)) or "none"
-            return Refusal(RejectCode.UNKNOWN_MODEL, f"no model {request.model!r}; there are: {names}")
-        known = runtime.published.tags
-        for tag in (*(request.tags or ()), *request.restore):
-            if known and tag not in known:
-                return Refusal(
-                    RejectCode.UNKNOWN_TAG, f"no tag {tag!r}; {request.model!r} has {', '.join(known)}", tag
-                )
-        state = runtime.state()
-        may_wait = request.on_conflict is OnConflict.WAIT and state is not ModelState.FAILED
-        if state in (ModelState.LOADING, ModelState.RECOVERING, ModelState.FAILED) and not may_wait:
-            why = (
-                f": {runtime.published.failed or runtime.doubt}"
-                if runtime.published.failed or runtime.doubt
-                else ""
-            )
-            return Refusal(RejectCode.WRONG_STATE, f"{request.model!r} is {state}{why}")
-        return held(runtime.published, request)
-
-    def _conflict(self, runtime: ModelRuntime, request: OperationRequest) -> Refusal | None:
-        if request.origin is Origin.CALLER:
-            # What nobody asked for is in nobody's way: it is waited for.
-            running = next((run for run in runtime.queue if not run.request.origin.automatic), None)
-        else:
-            running = runtime.running
-        if running is None:
-            return None
-        if request.on_conflict is OnConflict.REJECT:
-            what = f"operation {running.operation.id} ({running.request.kind}) runs on {request.model!r}"
-            return Refusal(
-                RejectCode.CONFLICT, f"{what}; wait for it, cancel it, or ask with on_conflict wait"
-            )
-        if len(runtime.queue) >= MAX_WAITING:
-            return Refusal(
-                RejectCode.CONFLICT, f"{MAX_WAITING} operations wait for {request.model!r}; try later"
-            )
-        return None
 
     def _new_operation(self, runtime: ModelRuntime | None, request: OperationRequest) -> Operation:
         known = runtime.published.tags if runtime is not None else ()
@@ -255,7 +282,8 @@ class Coordinator:
         self._spawn(self._carry_out(runtime, run))
 
     async def _carry_out(self, runtime: ModelRuntime, run: Run) -> None:
-        await self._execution.run(runtime, run)
+        ways = self._lives.ways if self._lives else {}
+        await ways.get(run.request.kind, self._execution.run)(runtime, run)
         runtime.queue.remove(run)
         if runtime.queue:
             runtime.queue[0].turn.set()

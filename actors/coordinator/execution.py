@@ -14,7 +14,7 @@ from torpor.actors.coordinator.holds import HeldBytes, holds_after
 from torpor.actors.coordinator.holds import refusal as held
 from torpor.actors.coordinator.journal import Journal, JournalError
 from torpor.actors.coordinator.machine import Machine
-from torpor.actors.coordinator.records import Published, effective_tags, fill, phase_bytes
+from torpor.actors.coordinator.records import Published, effective_tags, fill, parked_modes, phase_bytes
 from torpor.actors.coordinator.room import Room, may_make_room
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
 from torpor.actors.coordinator.steps import PHASE_OF, RELOAD, Step
@@ -22,6 +22,7 @@ from torpor.actors.messages import (
     Kind,
     ModelState,
     OperationState,
+    Phase,
     PhaseRecord,
     RankStatus,
     Refusal,
@@ -63,22 +64,28 @@ class Execution:
 
     async def run(self, runtime: ModelRuntime, run: Run) -> None:
         """From waiting for its turn to the journaled outcome."""
-        refusal = await self._take_turn(runtime, run)
+        refusal = await self.take_turn(runtime, run)
         if refusal is not None:
-            run.operation.state = OperationState.REJECTED
-            run.operation.code, run.operation.reason = refusal.code, refusal.reason
-            await self._finish(runtime, run, None)
+            await self.reject(runtime, run, refusal)
             return
         await self.drive(runtime, run)
 
-    async def _take_turn(self, runtime: ModelRuntime, run: Run) -> Refusal | None:
+    async def reject(self, runtime: ModelRuntime, run: Run, refusal: Refusal) -> None:
+        """Its outcome: nothing was changed."""
+        run.operation.state = OperationState.REJECTED
+        run.operation.code, run.operation.reason = refusal.code, refusal.reason
+        await self.finish(runtime, run, None)
+
+    async def take_turn(self, runtime: ModelRuntime, run: Run) -> Refusal | None:
+        """Until those before it have ended; a delete waits for no state, and a recover for any that is known."""
+        kind = run.request.kind
         limit_s = run.request.timeout_s
         if limit_s is None:
             limit_s = self._config.deadlines.load_s
         try:
             async with asyncio.timeout(limit_s):
                 await run.turn.wait()
-                if not run.cancelled:
+                if not run.cancelled and kind is not Kind.DELETE:
                     await runtime.ready.wait()
         except TimeoutError:
             return Refusal(
@@ -86,7 +93,9 @@ class Execution:
             )
         if run.cancelled:
             return Refusal(RejectCode.CANCELLED, "cancelled while it waited; nothing was changed")
-        if runtime.state() is ModelState.FAILED:
+        if runtime.deleted:
+            return Refusal(RejectCode.UNKNOWN_MODEL, f"{run.request.model!r} was deleted while this waited")
+        if runtime.state() is ModelState.FAILED and kind in (Kind.SLEEP, Kind.WAKE):
             return Refusal(
                 RejectCode.WRONG_STATE, f"{run.request.model!r} is failed: {runtime.published.failed}"
             )
@@ -120,7 +129,7 @@ class Execution:
             used = run.operation.state is OperationState.SUCCEEDED and not run.operation.dry_run
             self._give_back(machine, kept_before)
             if not told:
-                await self._finish(runtime, run, published)
+                await self.finish(runtime, run, published)
             elif published is not None:
                 runtime.published = published
                 await self._journal.publish(published)
@@ -139,11 +148,16 @@ class Execution:
             self.budget.gave_back(Place(node), max(0, before - self.kept_bytes(node)))
 
     def _record_step(self, run: Run, step: Step) -> None:
-        now_s = asyncio.get_running_loop().time()
         phases = run.operation.phases
         name = PHASE_OF.get(step)
         if step in (Step.WITHDRAW, Step.ABORT, Step.REOPEN):
             name = phases[-1].name if phases else name  # undoing belongs to what it undoes
+        self.record_phase(run, name)
+
+    def record_phase(self, run: Run, name: Phase | None) -> None:
+        """From now on the operation is in this phase; None = in none any more."""
+        now_s = asyncio.get_running_loop().time()
+        phases = run.operation.phases
         if phases and phases[-1].name is not name:
             phases[-1].seconds = now_s - run.phase_began_s
         if name is not None and (not phases or phases[-1].name is not name):
@@ -181,7 +195,12 @@ class Execution:
         holds = holds_after(published.holds, run.request, operation, bool(parked), self._now())
         tags = tuple(sorted({tag for status in runtime.statuses.values() for tag in status.tags}))
         return published.changed(
-            tags=tags, parked_tags=parked, undefined_tags=undefined, holds=holds, failed=""
+            tags=tags,
+            parked_tags=parked,
+            undefined_tags=undefined,
+            modes=parked_modes(runtime.statuses.values()),
+            holds=holds,
+            failed="",
         )
 
     async def look(self, runtime: ModelRuntime) -> None:
@@ -213,7 +232,8 @@ class Execution:
                 undefined |= set(status.undefined_tags) | (_without_contents(status) & wanted)
         return tuple(sorted(parked)), tuple(sorted(undefined))
 
-    async def _finish(self, runtime: ModelRuntime, run: Run, published: Published | None) -> None:
+    async def finish(self, runtime: ModelRuntime, run: Run, published: Published | None) -> None:
+        """The outcome, and what is published with it; None = as before."""
         operation = run.operation
         operation.finished_at = self._now()
         if operation.phases:
@@ -222,7 +242,7 @@ class Execution:
             runtime.published = published
             self._held.look(runtime)
         try:
-            await self._journal.finish(operation, published, operation.finished_at)
+            await self._journal.finish(operation, published)
         except JournalError as error:
             # The memory is as the outcome says; the next start finds the operation open and settles it alike.
             log.error("the outcome of %s could not be written: %s", operation.id, error)

@@ -11,16 +11,19 @@ import json
 import os
 import sqlite3
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from torpor.actors.coordinator.journal_schema import SCHEMA, SCHEMA_VERSION
+from torpor.actors.config import ModelConfig
+from torpor.actors.coordinator.journal_schema import SCHEMA_VERSION, NewerSchema, migrate
 from torpor.actors.coordinator.records import (
     Published,
     fingerprint,
+    model_from_json,
+    model_to_json,
     operation_from_json,
     operation_to_json,
     published_from_json,
@@ -37,6 +40,7 @@ T = TypeVar("T")
 KEY_LIFE_S = 24 * 3600.0
 KEPT_OPERATIONS = 10_000  # finished ones; older are forgotten
 _PRUNE_EVERY = 100
+_WAL_BYTES = 4 << 20  # what is left of the log after its contents went to the file
 
 
 class JournalError(ControlUnreachable):
@@ -53,7 +57,7 @@ class Journal:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._connection: sqlite3.Connection | None = None
         self._lock_fd: int | None = None
-        self._finishes = 0
+        self._begun = 0
 
     @staticmethod
     async def open(path: str | Path, kept_operations: int = KEPT_OPERATIONS) -> Journal:
@@ -92,9 +96,21 @@ class Journal:
         """After this, and only after, ranks may be told to commit."""
         await self._run(Journal._decide, operation_id)
 
-    async def finish(self, operation: Operation, published: Published | None, now: float) -> None:
+    async def finish(self, operation: Operation, published: Published | None) -> None:
         """The outcome and what is published with it, in one transaction."""
-        await self._run(Journal._finish, operation_to_json(operation), operation, published, now)
+        await self._run(Journal._finish, operation_to_json(operation), operation, published)
+
+    async def models(self, birth: str, configured: Sequence[ModelConfig]) -> list[ModelConfig]:
+        """What there is to be. For a service that was not here before (another birth): as configured."""
+        return await self._run(Journal._models, birth, configured)
+
+    async def add_model(self, model: ModelConfig) -> None:
+        """There is to be this one too, or as this says."""
+        await self._run(Journal._add_model, model)
+
+    async def finish_deletion(self, operation: Operation) -> None:
+        """The outcome of a delete; nothing but its operations is left of the model."""
+        await self._run(Journal._finish_deletion, operation_to_json(operation), operation)
 
     async def publish(self, published: Published) -> None:
         await self._run(Journal._publish, published)
@@ -165,18 +181,16 @@ class Journal:
         self._connection = sqlite3.connect(self.path, timeout=5.0, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
-        with _Transaction(self._db):
-            for statement in SCHEMA:
-                self._db.execute(statement)
-            self._db.execute("INSERT OR IGNORE INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
-            self._db.execute("INSERT OR IGNORE INTO meta VALUES ('id', ?)", (uuid.uuid4().hex,))
-            self._db.execute("INSERT OR IGNORE INTO meta VALUES ('epoch', '0')")
-        version = self._meta("schema")
-        if version != str(SCHEMA_VERSION):
+        self._db.execute(f"PRAGMA journal_size_limit={_WAL_BYTES}")
+        try:
+            with _Transaction(self._db):
+                migrate(self._db)
+                self._db.execute("INSERT OR IGNORE INTO meta VALUES ('id', ?)", (uuid.uuid4().hex,))
+        except NewerSchema as error:
             raise JournalError(
-                f"journal {self.path} has schema {version}, this program knows {SCHEMA_VERSION}; "
+                f"journal {self.path} has schema {error.version}, this program knows {SCHEMA_VERSION}; "
                 "use the program that wrote it, or move the file away"
-            )
+            ) from error
         self.id = self._meta("id")
 
     def _close(self) -> None:
@@ -203,6 +217,10 @@ class Journal:
                 (operation.id, operation.model, operation.state.value, body, request_to_json(request)),
             )
             self._put_key(request, operation.id, now)
+            # Here, since what is refused at once has no other end.
+            self._begun += 1
+            if self._begun % _PRUNE_EVERY == 1:
+                self._prune(now)
 
     def _put_key(self, request: OperationRequest, operation_id: str, now: float) -> None:
         if request.idempotency_key is not None:
@@ -233,17 +251,44 @@ class Journal:
             if done != 1:
                 raise JournalError(f"operation {operation_id} is not in journal {self.path}")
 
-    def _finish(self, body: str, operation: Operation, published: Published | None, now: float) -> None:
+    def _models(self, birth: str, configured: Sequence[ModelConfig]) -> list[ModelConfig]:
         with _Transaction(self._db):
-            self._db.execute(
-                "UPDATE operations SET state = ?, body = ? WHERE id = ?",
-                (operation.state.value, body, operation.id),
-            )
+            row = self._db.execute("SELECT value FROM meta WHERE key = 'birth'").fetchone()
+            if row is None or row[0] != birth:
+                self._db.execute("DELETE FROM models")
+                for model in configured:
+                    self._put_model(model)
+                self._db.execute("INSERT OR REPLACE INTO meta VALUES ('birth', ?)", (birth,))
+            rows = self._db.execute("SELECT body FROM models ORDER BY seq").fetchall()
+        return [model_from_json(body) for (body,) in rows]
+
+    def _add_model(self, model: ModelConfig) -> None:
+        with _Transaction(self._db):
+            self._put_model(model)
+
+    def _put_model(self, model: ModelConfig) -> None:
+        self._db.execute(
+            "INSERT INTO models (name, body) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET body = excluded.body",
+            (model.name, model_to_json(model)),
+        )
+
+    def _finish_deletion(self, body: str, operation: Operation) -> None:
+        with _Transaction(self._db):
+            self._put_outcome(body, operation)
+            self._db.execute("DELETE FROM models WHERE name = ?", (operation.model,))
+            self._db.execute("DELETE FROM published WHERE model = ?", (operation.model,))
+
+    def _finish(self, body: str, operation: Operation, published: Published | None) -> None:
+        with _Transaction(self._db):
+            self._put_outcome(body, operation)
             if published is not None:
                 self._put_published(published)
-            self._finishes += 1
-            if self._finishes % _PRUNE_EVERY == 1:
-                self._prune(now)
+
+    def _put_outcome(self, body: str, operation: Operation) -> None:
+        self._db.execute(
+            "UPDATE operations SET state = ?, body = ? WHERE id = ?",
+            (operation.state.value, body, operation.id),
+        )
 
     def _prune(self, now: float) -> None:
         self._db.execute("DELETE FROM keys WHERE created_at <= ?", (now - KEY_LIFE_S,))

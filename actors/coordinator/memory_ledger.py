@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from torpor.actors.messages import (
@@ -58,7 +59,12 @@ class MemoryLedger:
     """sizes: bytes by tag, all on the device at the start. parked: tag → mode that it sleeps with."""
 
     def __init__(
-        self, owner: str, device: MemoryDevice, sizes: dict[str, int], modes: dict[str, RestoreMode]
+        self,
+        owner: str,
+        device: MemoryDevice,
+        sizes: dict[str, int],
+        modes: dict[str, RestoreMode],
+        loaded: bool = True,
     ) -> None:
         self.owner = owner
         self.device = device
@@ -72,10 +78,18 @@ class MemoryLedger:
         self.kind: Kind | None = None
         self._plan: _Plan | None = None
         self._committed: PhaseReply = _BLANK
-        if not device.take(owner, sum(sizes.values())):
-            raise ValueError(
-                f"{owner} needs {sum(sizes.values())} bytes, {device.id} has {device.free_bytes} free"
-            )
+        if loaded:
+            self.load({})
+
+    def load(self, parked: Mapping[str, RestoreMode]) -> None:
+        """Take the device's memory, and put these tags to sleep at once. Raises ValueError."""
+        size = sum(self.sizes.values())
+        if not self.device.take(self.owner, size):
+            free = self.device.free_bytes
+            raise ValueError(f"{self.owner} needs {size} bytes, {self.device.id} has {free} free")
+        self.device.give(self.owner, sum(self.sizes[tag] for tag in parked))
+        self.parked = dict(parked)
+        self.kept = {tag: self.sizes[tag] for tag, mode in parked.items() if mode.preserves}
 
     def accept(self) -> PhaseReply:
         return _BLANK

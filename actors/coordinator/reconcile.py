@@ -10,6 +10,7 @@ from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.execution import Execution
 from torpor.actors.coordinator.journal import Journal
 from torpor.actors.coordinator.judge import Judgement, disagreement, in_doubt, judge
+from torpor.actors.coordinator.records import parked_modes
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
 from torpor.actors.coordinator.steps import RELOAD, Step
 from torpor.actors.messages import (
@@ -190,6 +191,7 @@ class Reconciler:
                     sorted({t for status in survey.there.values() for t in status.undefined_tags})
                 ),
                 holds=old.holds if parked else (),
+                modes=parked_modes(survey.there.values()),
                 failed="",
             )
         runtime.published = new

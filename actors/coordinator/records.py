@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from torpor.actors.config import ModelConfig
 from torpor.actors.coordinator.machine import Machine
 from torpor.actors.messages import (
     DrainMode,
@@ -15,6 +18,7 @@ from torpor.actors.messages import (
     Hold,
     Kind,
     MakeRoom,
+    ModelState,
     OnConflict,
     OnExpiry,
     Operation,
@@ -25,6 +29,7 @@ from torpor.actors.messages import (
     PhaseRecord,
     RankOutcome,
     RankRecord,
+    RankStatus,
     RejectCode,
     RestoreMode,
 )
@@ -42,10 +47,17 @@ class Published:
     generation: int = 0
     weights_version: int = 0
     failed: str = ""
+    modes: Mapping[str, str] = field(default_factory=dict)  # of the parked tags
 
     @property
     def hold(self) -> bool:
         return bool(self.holds)
+
+    def awake_again(self) -> Published:
+        """What is left of it when its ranks were ended in order."""
+        return self.changed(
+            parked_tags=(), undefined_tags=(), modes={}, holds=(), failed="", weights_version=0
+        )
 
     def changed(self, **fields: Any) -> Published:
         """With these fields; a real change raises the generation."""
@@ -69,6 +81,12 @@ def published_from_json(text: str) -> Published:
     return Published(**raw)
 
 
+def parked_modes(statuses: Iterable[RankStatus]) -> dict[str, str]:
+    """The restore mode of each parked tag, as ranks tell it."""
+    rows = [row for status in statuses for row in status.memory if row.get("parked")]
+    return {str(row["tag"]): str(row["mode"]) for row in sorted(rows, key=lambda row: str(row["tag"]))}
+
+
 def request_to_json(request: OperationRequest) -> str:
     return json.dumps(asdict(request), sort_keys=True)
 
@@ -83,13 +101,33 @@ def request_from_json(text: str) -> OperationRequest:
     raw["origin"] = Origin(raw.get("origin", Origin.CALLER))
     raw["on_expiry"] = OnExpiry(raw.get("on_expiry", OnExpiry.KEEP))
     raw["make_room"] = MakeRoom(raw["make_room"]) if raw.get("make_room") else None
+    raw["to"] = ModelState(raw["to"]) if raw.get("to") else None
     return OperationRequest(**raw)
+
+
+# What requests of the first version had. Later fields count where they say something only, so that a key that
+# came before an upgrade is known after it.
+_FIRST_FIELDS = frozenset(
+    {"kind", "model", "tags", "restore", "drain", "overflow", "verify", "dry_run", "on_conflict"}
+    | {"wake_on_request", "timeout_s", "idempotency_key"}
+)
 
 
 def fingerprint(request: OperationRequest) -> str:
     """Equal for equal bodies, whatever key they came with; a retry may come from another process."""
-    body = replace(request, idempotency_key=None, caller="")
-    return hashlib.sha256(request_to_json(body).encode()).hexdigest()
+    body = asdict(replace(request, idempotency_key=None, caller=""))
+    plain = asdict(OperationRequest(request.kind, request.model))
+    told = {name: body[name] for name in body if name in _FIRST_FIELDS or body[name] != plain[name]}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def model_to_json(model: ModelConfig) -> str:
+    return TypeAdapter(ModelConfig).dump_json(model).decode()
+
+
+def model_from_json(text: str) -> ModelConfig:
+    """As it was, also where later versions of this program have added fields."""
+    return TypeAdapter(ModelConfig).validate_json(text)
 
 
 def operation_to_json(operation: Operation) -> str:
@@ -133,10 +171,12 @@ def same_request(
     """
     if (one.kind, one.model, one.dry_run) != (other.kind, other.model, other.dry_run):
         return False
+    if (one.to, one.accept_stale_weights) != (other.to, other.accept_stale_weights):
+        return False
     tags = effective_tags(one, known)
     if tags != effective_tags(other, known):
         return False
-    if one.kind is Kind.WAKE:
+    if one.kind in (Kind.WAKE, Kind.RECOVER):
         return True
     if (hold_terms(one), one.drain.mode) != (hold_terms(other), other.drain.mode):
         return False

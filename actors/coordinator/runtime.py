@@ -39,6 +39,7 @@ class Run:
     machine: Machine | None = None
     driver: Driver | None = None
     cancelled: bool = False
+    resumed: bool = False  # by a coordinator that found it begun
     turn: asyncio.Event = field(default_factory=asyncio.Event)
     locks: list[asyncio.Lock] = field(default_factory=list)
     phase_began_s: float = 0.0
@@ -58,6 +59,9 @@ class ModelRuntime:
     doubt: str = ""  # why it is not ready though attached
     statuses: dict[int, RankStatus] = field(default_factory=dict)  # the last known
     queue: deque[Run] = field(default_factory=deque)  # the first one has its turn
+    recovering: bool = False  # its ranks are being replaced
+    deleting: bool = False  # its gate is closed, to end
+    deleted: bool = False
 
     @property
     def running(self) -> Run | None:
@@ -74,6 +78,8 @@ class ModelRuntime:
         )
 
     def state(self) -> ModelState:
+        if self.recovering:
+            return ModelState.RECOVERING
         if self.published.failed:
             return ModelState.FAILED
         if not self.ready.is_set():
@@ -96,6 +102,8 @@ class ModelRuntime:
     def gate_reason(self) -> GateReason | None:
         """From what is published; None = open."""
         state = self.state()
+        if self.deleting:
+            return GateReason.DRAINING
         if state is ModelState.AWAKE:
             return GateReason.CONTENTS_UNDEFINED if self.published.undefined_tags else None
         run = self.running
@@ -106,7 +114,7 @@ class ModelRuntime:
             and run.machine.step in (Step.DRAIN, Step.LOCK)
         ):
             return GateReason.DRAINING
-        if state is ModelState.RECOVERING and self.doubt:
+        if state is ModelState.RECOVERING and self.doubt and not self.recovering:
             return GateReason.IN_DOUBT
         return GateReason(state.value)
 
@@ -118,7 +126,8 @@ class ModelRuntime:
         if not self.queue:
             return None
         run = self.queue[-1] if request.on_conflict is OnConflict.WAIT else self.queue[0]
-        if run.request.origin.automatic and not request.origin.automatic:
+        recover = request.kind is Kind.RECOVER
+        if run.request.origin.automatic and not request.origin.automatic and not recover:
             return None  # it may end for reasons that are none for whoever asks
         same = same_request(request, run.request, self.published.tags, self.config.restore_modes)
         return run if same and not run.cancelled else None
@@ -127,7 +136,8 @@ class ModelRuntime:
         """With statuses, the gate is what the leader says of it."""
         reason = self.gate_reason()
         leader = next((status for status in statuses if status.rank == 0 and not status.error), None)
-        if leader is not None and self.state() not in (ModelState.FAILED, ModelState.LOADING):
+        unheard = self.recovering or self.state() in (ModelState.FAILED, ModelState.LOADING)
+        if leader is not None and not unheard:
             reason = None if leader.gate_open else (leader.gate_reason or reason)
         run = self.running
         return ModelView(

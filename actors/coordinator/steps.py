@@ -8,7 +8,7 @@ from enum import StrEnum
 from torpor.actors.messages import Phase, PhaseReply, RankStatus, Refusal
 
 # What to do about a failed model, for people.
-RELOAD = "restart the service to load the model anew"
+RELOAD = "recover the model to load it anew"
 
 
 class Step(StrEnum):

@@ -11,7 +11,7 @@ from pathlib import Path
 from coordinator_virtual_time import run
 
 from torpor.actors.config import ClusterConfig, DeviceConfig, ModelConfig
-from torpor.actors.coordinator import Coordinator, Journal, MemoryCluster, MemoryRank
+from torpor.actors.coordinator import Coordinator, Journal, MemoryCluster, MemoryMaker, MemoryRank
 from torpor.actors.messages import Kind, LedgerPhase, Operation, OperationRequest
 
 MIB = 1 << 20
@@ -37,9 +37,16 @@ class Rig:
         self.cluster = MemoryCluster.build(config, {"weights": WEIGHTS_BYTES, "kv_cache": KV_BYTES})
         self.host_limit_bytes = host_limit_bytes
         self.now_s = 1e9
+        self.maker: MemoryMaker | None = None  # with one, the coordinator finds, makes and ends the ranks
         self.journal: Journal
         self.coordinator: Coordinator
         self._ids = itertools.count(1)
+
+    def with_maker(self) -> MemoryMaker:
+        """Before the start."""
+        tags = {"weights": WEIGHTS_BYTES, "kv_cache": KV_BYTES}
+        self.maker = MemoryMaker(self.cluster, tags)
+        return self.maker
 
     @property
     def chat(self) -> list[MemoryRank]:
@@ -66,13 +73,17 @@ class Rig:
         self.journal = await Journal.open(self.journal_path)
         # Here processes die and machines do not: what was written can be read again without waiting for the disk.
         await self.journal._run(lambda journal: journal._db.execute("PRAGMA synchronous=OFF").close())
+        models = await self.journal.models("one birth", self.config.models)
         self.coordinator = Coordinator(
-            self.config,
+            replace(self.config, models=tuple(models)),
             self.journal,
             host_limit_bytes=self.host_limit_bytes,
             now=lambda: self.now_s,
             new_id=lambda: f"op-{next(self._ids)}",
+            maker=self.maker,
         )
+        if self.maker is not None:
+            return
         for model, ranks in self.cluster.ranks.items():
             await self.coordinator.attach(model, ranks)
 

@@ -1,0 +1,65 @@
+"""Whether a request may become an operation now: the rules, as functions of what the coordinator holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torpor.actors.coordinator.holds import refusal as held
+from torpor.actors.coordinator.runtime import ModelRuntime
+from torpor.actors.messages import Kind, ModelState, OnConflict, OperationRequest, Origin, Refusal, RejectCode
+
+MAX_WAITING = 64  # operations a model
+_OF_RANKS = (Kind.RECOVER, Kind.DELETE)  # they make and end ranks
+# In these a request of the kind is refused at once, whoever would wait or not; and where waiting helps.
+_WRONG = (ModelState.LOADING, ModelState.RECOVERING, ModelState.FAILED)
+_NEVER_WRONG = {(Kind.RECOVER, ModelState.FAILED), *((Kind.DELETE, state) for state in _WRONG)}
+
+
+def refusal_of(
+    models: Mapping[str, ModelRuntime], request: OperationRequest, makes_ranks: bool
+) -> Refusal | None:
+    """Why there is to be no such operation, whatever else runs; None = it may be."""
+    runtime = models.get(request.model)
+    if runtime is None:
+        names = ", ".join(sorted(models)) or "none"
+        return Refusal(RejectCode.UNKNOWN_MODEL, f"no model {request.model!r}; there are: {names}")
+    if request.kind in _OF_RANKS and not makes_ranks:
+        return Refusal(RejectCode.REFUSED, f"no {request.kind} here: this coordinator makes no ranks")
+    if runtime.deleting and request.kind is not Kind.DELETE:
+        return Refusal(RejectCode.UNKNOWN_MODEL, f"{request.model!r} is being deleted")
+    known = runtime.published.tags
+    for tag in (*(request.tags or ()), *request.restore):
+        if known and tag not in known:
+            text = f"no tag {tag!r}; {request.model!r} has {', '.join(known)}"
+            return Refusal(RejectCode.UNKNOWN_TAG, text, tag)
+    return _wrong_state(runtime, request) or held(runtime.published, request)
+
+
+def _wrong_state(runtime: ModelRuntime, request: OperationRequest) -> Refusal | None:
+    state = runtime.state()
+    if state not in _WRONG or (request.kind, state) in _NEVER_WRONG:
+        return None
+    if request.on_conflict is OnConflict.WAIT and state is not ModelState.FAILED:
+        return None
+    if request.kind in _OF_RANKS and runtime.joinable(request):
+        return None  # what is asked for is on its way
+    why = runtime.published.failed or runtime.doubt
+    return Refusal(RejectCode.WRONG_STATE, f"{request.model!r} is {state}{f': {why}' if why else ''}")
+
+
+def conflict_of(runtime: ModelRuntime, request: OperationRequest) -> Refusal | None:
+    """What runs already and is in the way of a request that would not wait."""
+    if request.origin is Origin.CALLER:
+        # What nobody asked for is in nobody's way: it is waited for.
+        running = next((run for run in runtime.queue if not run.request.origin.automatic), None)
+    else:
+        running = runtime.running
+    if running is None:
+        return None
+    if request.on_conflict is OnConflict.REJECT:
+        what = f"operation {running.operation.id} ({running.request.kind}) runs on {request.model!r}"
+        return Refusal(RejectCode.CONFLICT, f"{what}; wait for it, cancel it, or ask with on_conflict wait")
+    if len(runtime.queue) >= MAX_WAITING:
+        text = f"{MAX_WAITING} operations wait for {request.model!r}; try later"
+        return Refusal(RejectCode.CONFLICT, text)
+    return None

@@ -1,0 +1,122 @@
+"""Deletes a model: its gate closed, what runs drained, its ranks ended, its memory back, its records gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from torpor.actors.config import Deadlines
+from torpor.actors.coordinator.budget import Place
+from torpor.actors.coordinator.driver import GRACE_S
+from torpor.actors.coordinator.execution import Execution
+from torpor.actors.coordinator.runtime import ModelRuntime, Run
+from torpor.actors.messages import (
+    ModelState,
+    OperationState,
+    Phase,
+    PhaseCall,
+    RankOutcome,
+    RankRecord,
+    Refusal,
+    RejectCode,
+)
+from torpor.actors.ports import RankMaker, RankUnreachable
+
+_SERVING = (ModelState.AWAKE, ModelState.SLEEPING, ModelState.WAKING)
+
+
+class Removal:
+    """Carries out operations of kind delete. Once its decision is journaled, only forward, across restarts too."""
+
+    def __init__(
+        self,
+        execution: Execution,
+        maker: RankMaker,
+        deadlines: Deadlines,
+        stop_loading: Callable[[str], Awaitable[None]],
+        forget: Callable[[ModelRuntime, Run], Awaitable[None]],
+    ) -> None:
+        """forget: journals the operation's end and drops the model with its records."""
+        self._execution = execution
+        self._maker = maker
+        self._deadlines = deadlines
+        self._stop_loading = stop_loading
+        self._forget = forget
+
+    async def run(self, runtime: ModelRuntime, run: Run) -> None:
+        """From waiting for its turn to the journaled outcome."""
+        if not run.resumed:
+            refusal = await self._execution.take_turn(runtime, run)
+            if refusal is None and runtime.state() in _SERVING:
+                refusal = await self._drain(runtime, run)
+            if refusal is not None:
+                await self._execution.reject(runtime, run, refusal)
+                return
+            await self._execution.write_decision(run)
+        await self._remove(runtime, run)
+
+    async def _drain(self, runtime: ModelRuntime, run: Run) -> Refusal | None:
+        """Close the gate, and let what runs end or abort it, as asked. None also where nobody can be asked."""
+        deadlines, spec = self._deadlines, run.request.drain
+        self._execution.record_phase(run, Phase.DRAIN)
+        runtime.deleting = True
+        timeout_s = deadlines.drain_s if spec.timeout_s is None else spec.timeout_s
+        lease_s = timeout_s + deadlines.commit_s + 2 * GRACE_S  # a coordinator that dies lets it open again
+        call = PhaseCall(run.operation.id, Phase.DRAIN, self._execution.epoch)
+        leader = runtime.ports[0]
+        refusal = None
+        try:
+            async with asyncio.timeout(timeout_s + GRACE_S):
+                reply = await leader.drain(call, spec, timeout_s, lease_s)
+            run.operation.aborted_requests = reply.aborted_requests
+            if not reply.ok:
+                refusal = reply.refusals[0]
+        except RankUnreachable:
+            return None
+        except TimeoutError:
+            refusal = Refusal(RejectCode.DRAIN_TIMEOUT, f"the leader did not answer within {timeout_s:g} s")
+        if refusal is None and run.cancelled:
+            refusal = Refusal(RejectCode.CANCELLED, "cancelled before the decision; nothing was changed")
+        if refusal is not None:
+            runtime.deleting = False
+            await self._reopen(runtime, run)
+        return refusal
+
+    async def _reopen(self, runtime: ModelRuntime, run: Run) -> None:
+        call = PhaseCall(run.operation.id, Phase.DRAIN, self._execution.epoch)
+        try:
+            async with asyncio.timeout(self._deadlines.commit_s):
+                await runtime.ports[0].abort(call)
+        except (TimeoutError, RankUnreachable):
+            return  # the drain's lease ends by itself
+
+    async def _remove(self, runtime: ModelRuntime, run: Run) -> None:
+        operation, model = run.operation, runtime.config
+        runtime.deleting = True
+        self._execution.record_phase(run, Phase.END)
+        await self._stop_loading(model.name)
+        statuses = dict(runtime.statuses)
+        operation.ranks = [RankRecord(rank) for rank in range(model.tensor_parallel)]
+        try:
+            await self._maker.end(model)
+        except Exception as error:
+            reason = f"its ranks could not be ended: {str(error) or type(error).__name__}; delete it again"
+            operation.state, operation.code, operation.reason = (
+                OperationState.FAILED,
+                RejectCode.RANK_FAILED,
+                reason,
+            )
+            runtime.deleting = False
+            await self._execution.finish(runtime, run, runtime.published.changed(failed=reason))
+            return
+        for record in operation.ranks:
+            record.outcome = RankOutcome.COMMITTED
+            status = statuses.get(record.rank)
+            if status is None:
+                continue
+            record.node, record.device = status.node, status.device_id
+            record.freed_bytes = sum(int(str(row.get("device_bytes", 0))) for row in status.memory)
+            self._execution.budget.gave_back(Place(status.node, status.device_id), record.freed_bytes)
+        operation.state = OperationState.SUCCEEDED
+        operation.phases[-1].bytes = sum(record.freed_bytes for record in operation.ranks)
+        await self._forget(runtime, run)
