@@ -139,7 +139,7 @@ def create_coordinator(config: ClusterConfig) -> None:
         max_concurrency=10_000,
         num_cpus=0,
         resources={JOURNAL_RESOURCE: 0.001} if pinned else {},
-    )(CoordinatorActor).remote(config)
+    )(CoordinatorActor).remote(config, uuid.uuid4().hex)
 
 
 def _cluster(namespace: str, owned: bool) -> Cluster:

@@ -138,4 +138,7 @@ class RankSpec:
     step_channel: str = ""  # "host:port" where the leader listens for its followers
     channel_key: bytes = b""
     epoch: int = 0
+    parked: Mapping[str, RestoreMode] = field(
+        default_factory=dict
+    )  # tags that sleep as soon as they have loaded
     device_id: str = ""  # a GPU's UUID or "host:<name>", as the coordinator has assigned it

@@ -339,6 +339,8 @@ class Coordinator:
             return False
         if run.driver is not None:
             return run.driver.cancel()
+        if run.final:
+            return False
         run.cancelled = True
         run.turn.set()
         return True

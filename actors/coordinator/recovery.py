@@ -54,7 +54,7 @@ class Recovery:
             run.operation.state = OperationState.SUCCEEDED
             await self._execution.finish(runtime, run, None)
             return
-        runtime.recovering = True
+        runtime.recovering = run.final = True
         runtime.ready.clear()
         try:
             await self._recover(runtime, run)

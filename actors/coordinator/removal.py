@@ -52,6 +52,7 @@ class Removal:
             if refusal is not None:
                 await self._execution.reject(runtime, run, refusal)
                 return
+            run.final = True
             await self._execution.write_decision(run)
         await self._remove(runtime, run)
 
@@ -92,7 +93,7 @@ class Removal:
 
     async def _remove(self, runtime: ModelRuntime, run: Run) -> None:
         operation, model = run.operation, runtime.config
-        runtime.deleting = True
+        runtime.deleting = run.final = True
         self._execution.record_phase(run, Phase.END)
         await self._stop_loading(model.name)
         statuses = dict(runtime.statuses)

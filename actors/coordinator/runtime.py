@@ -39,6 +39,7 @@ class Run:
     machine: Machine | None = None
     driver: Driver | None = None
     cancelled: bool = False
+    final: bool = False  # it cannot be cancelled any more
     resumed: bool = False  # by a coordinator that found it begun
     turn: asyncio.Event = field(default_factory=asyncio.Event)
     locks: list[asyncio.Lock] = field(default_factory=list)

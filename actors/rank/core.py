@@ -19,6 +19,7 @@ from torpor.actors.messages import (
     Admission,
     AdmissionReply,
     DrainSpec,
+    GateReason,
     GenerateRequest,
     LedgerPhase,
     OperationRequest,
@@ -106,7 +107,10 @@ class RankCore:
         self._phases = Phases(self._machinery, self._leader, spec.rank, spec.incarnation, spec.epoch)
         self._watch.start()
         if self._leader is not None:
-            self._leader.gate.open()
+            if spec.parked:
+                self._leader.gate.settle("", GateReason.ASLEEP)
+            else:
+                self._leader.gate.open()
 
     async def close(self) -> None:
         """End the engine; what still runs ends with an error event."""
@@ -198,11 +202,14 @@ class RankCore:
                 engine.start(self._leader.sink)
             else:
                 engine.start(_no_events)
+            machinery = Machinery(ledger, engine)
+            if spec.parked:
+                machinery.park(spec.parked)
         except BaseException:
             engine.close()
             raise
         arm_faults(self._device, spec.device, spec.rank)
-        return Machinery(ledger, engine)
+        return machinery
 
     def _watch_loop(self) -> None:
         # A thread of its own: leases and a dead step loop must be seen also while the event loops are busy.

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torpor.actors.engine.protocol import Engine
-from torpor.actors.messages import GateReason, Kind, LedgerPhase, OperationRequest, Refusal, RejectCode
+from torpor.actors.messages import (
+    GateReason,
+    Kind,
+    LedgerPhase,
+    OperationRequest,
+    Refusal,
+    RejectCode,
+    RestoreMode,
+)
 from torpor.actors.rank.leader import Leader
 from torpor.actors.rank.ledger import RankLedger
 from torpor.actors.rank.replies import (
@@ -24,6 +33,8 @@ from torpor.native import DeviceError, Plan, Stopped
 
 QUIESCE_SLICE_S = 0.25  # how often a wait for the engine looks whether it was called off
 COMMIT_ATTEMPTS = 3
+PARK_S = 600.0  # whoever loads a rank has a deadline of its own
+LOADING = "loading"  # what a ledger calls the operation by which a rank is born asleep
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,17 @@ class Machinery:
         # Ranks that stopped at another step, or that hold other pages, must not go through together (M7).
         digest = f"{planned.plan.digest}@{step}"
         return Planned(planned.plan, (), {**planned.numbers, "digest": digest})
+
+    def park(self, modes: Mapping[str, RestoreMode]) -> None:
+        """Put these tags to sleep before anything else begins here. Raises what keeps them from it."""
+        request = OperationRequest(Kind.SLEEP, "", tuple(sorted(modes)), restore=modes)
+        self._quiesce(Transaction(LOADING), time.monotonic() + PARK_S)
+        plan = self._plan(LOADING, request)
+        if refusals := refusals_of(plan):
+            raise RuntimeError("; ".join(refusal.reason for refusal in refusals))
+        self.ledger.stage(plan, PARK_S)
+        self._commit()
+        self.ledger.publish()
 
     def stop(self) -> None:
         """From another thread: end a stage that runs."""

@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -16,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from torpor.actors.config import ClusterConfig, ModelConfig, RankSpec
 from torpor.actors.coordinator.seating import Seating
+from torpor.actors.messages import RestoreMode
 from torpor.actors.rank.actor import GROUPS, RankActor
 from torpor.actors.ray.calls import call
 from torpor.actors.ray.groups import HOST_BUNDLE, NotPlaced, bundles_of, lent_group, make_group, remove_group
@@ -36,12 +38,20 @@ class Launcher:
         """By rank; None where no actor has the name."""
         return [self._find(rank_name(model.name, rank)) for rank in range(model.tensor_parallel)]
 
-    async def create(self, model: ModelConfig, epoch: int) -> list[ActorHandle]:
-        """Detached actors, not loaded, which refuse coordinators of a lower epoch. Raises NotPlaced."""
+    async def create(
+        self, model: ModelConfig, epoch: int, parked: Mapping[str, RestoreMode]
+    ) -> list[ActorHandle]:
+        """Detached actors, not loaded, which refuse coordinators of a lower epoch. Raises NotPlaced.
+
+        parked: tags that sleep as soon as they have loaded.
+        """
         cuda, ranks = self.device_kind() == "cuda", range(model.tensor_parallel)
         group = await self._place(model, cuda)
         key = secrets.token_bytes(32)
-        specs = [replace(self._spec(model, rank, cuda), channel_key=key, epoch=epoch) for rank in ranks]
+        specs = [
+            replace(self._spec(model, rank, cuda), channel_key=key, epoch=epoch, parked=dict(parked))
+            for rank in ranks
+        ]
         return [self._create(spec, group) for spec in specs]
 
     async def load(self, model: ModelConfig, handles: list[ActorHandle]) -> None:

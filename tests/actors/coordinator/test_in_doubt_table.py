@@ -72,4 +72,4 @@ def test_what_ranks_hold_is_in_doubt_and_ranks_that_differ_cannot_serve() -> Non
     ]
     assert disagreement({0: status(0, *IDLE), 1: status(1, *IDLE)}) == ""
     told = disagreement({0: status(0, *IDLE, parked=("weights",)), 1: status(1, *IDLE)})
-    assert "rank 0: weights; rank 1: nothing" in told and "restart the service" in told
+    assert "rank 0: weights; rank 1: nothing" in told and "recover the model" in told

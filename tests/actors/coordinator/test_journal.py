@@ -88,7 +88,7 @@ async def test_what_is_written_is_read_back_after_a_restart(tmp_path: Path) -> N
     ]
     assert await journal.published() == {"chat": published}
     done = operation(state=OperationState.SUCCEEDED)
-    await journal.finish(done, replace(published, generation=5), 6.0)
+    await journal.finish(done, replace(published, generation=5))
     assert await journal.operation("op-1") == done
     assert [found.id for found in await journal.operations("chat", 10)] == ["op-2", "op-1"]
     assert await journal.operations("another", 10) == []
@@ -180,12 +180,12 @@ async def test_a_key_stands_for_its_operation_for_a_day(tmp_path: Path) -> None:
     assert await journal.find_key(REQUEST, 101.0) == operation()
     with pytest.raises(KeyReused):
         await journal.find_key(replace(REQUEST, tags=None), 101.0)
-    await journal.finish(operation(state=OperationState.SUCCEEDED), None, 102.0)
+    await journal.finish(operation(state=OperationState.SUCCEEDED), None)
     assert await journal.find_key(REQUEST, 100.0 + KEY_LIFE_S - 1) == operation(
         state=OperationState.SUCCEEDED
     )
     assert await journal.find_key(REQUEST, 100.0 + KEY_LIFE_S) is None
-    await journal.finish(operation(state=OperationState.REJECTED), None, 103.0)
+    await journal.finish(operation(state=OperationState.REJECTED), None)
     assert await journal.find_key(REQUEST, 104.0) is None, "after a rejection it starts anew"
     await journal.close()
 
@@ -196,7 +196,7 @@ async def test_old_finished_operations_are_forgotten_and_running_ones_never(tmp_
     await journal.begin(operation("op-running"), request, 1.0)
     for number in range(150):
         await journal.begin(operation(f"op-{number}"), request, 1.0)
-        await journal.finish(operation(f"op-{number}", OperationState.SUCCEEDED), None, 1.0)
+        await journal.finish(operation(f"op-{number}", OperationState.SUCCEEDED), None)
     assert await journal.operation("op-0") is None
     assert await journal.operation("op-149") is not None
     assert [found.id for found, _, _ in await journal.unfinished()] == ["op-running"]
@@ -228,7 +228,7 @@ async def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
     other.execute("UPDATE meta SET value = '99' WHERE key = 'schema'")
     other.commit()
     other.close()
-    with pytest.raises(JournalError, match="has schema 99, this program knows 1"):
+    with pytest.raises(JournalError, match="has schema 99, this program knows 2"):
         await Journal.open(path)
 
 

@@ -284,6 +284,6 @@ def test_a_model_whose_gate_is_closed_for_good_does_not_count_as_awake_when_all_
         rig.chat[0].gate.fail()
         await rig.restart()
         view = await rig.coordinator.model("chat")
-        assert view.state is ModelState.FAILED and "restart the service" in view.error
+        assert view.state is ModelState.FAILED and "recover the model" in view.error
 
     rig.run(story)

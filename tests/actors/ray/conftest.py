@@ -20,6 +20,7 @@ from torpor.actors.config import (
     HostPoolConfig,
     KvCacheConfig,
     ModelConfig,
+    RecoverPolicy,
 )
 from torpor.actors.ray.inference import RayInference
 from torpor.actors.ray.names import COORDINATOR
@@ -61,11 +62,15 @@ def make_torpor(local_ray: None, tmp_path: Path) -> Iterator[MakeTorpor]:
         kind: str = "host",
         kv_cache: KvCacheConfig | None = None,
         journal_path: str | None = None,
+        recover: RecoverPolicy = RecoverPolicy.MANUAL,  # most tests look at what has failed
         adapt: Callable[[ClusterConfig], ClusterConfig] = lambda config: config,
     ) -> Torpor:
         name = f"test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         config = ClusterConfig(
-            models=tuple(ModelConfig(model, engine, ranks, kv_cache or KvCacheConfig()) for model in models),
+            models=tuple(
+                ModelConfig(model, engine, ranks, kv_cache or KvCacheConfig(), recover=recover)
+                for model in models
+            ),
             device=DeviceConfig(kind, ranks, CAPACITY_BYTES, name, faults or {}),
             host_pool=HostPoolConfig(64 * MIB),
             deadlines=deadlines or Deadlines(drain_s=10, stage_s=10, load_s=60),
