@@ -29,6 +29,7 @@ class CoordinatorActor:
         self._birth = birth
         self._seating = Seating()
         self._journal: Journal | None = None
+        self._ranks: RayRanks | None = None
         self._coordinator: asyncio.Task[Coordinator] = asyncio.get_running_loop().create_task(self._begin())
 
     # --- Control ---
@@ -68,13 +69,16 @@ class CoordinatorActor:
 
     async def shutdown(self) -> None:
         """End the ranks, which gives their memory back, and close the journal. The actor is of no use afterwards."""
+        journal, self._journal = self._journal, None
+        if journal is None:
+            return  # it was told before, or has not come so far as to have anything
         if not self._coordinator.done():
             self._coordinator.cancel()
         elif not self._coordinator.cancelled() and self._coordinator.exception() is None:
             await self._coordinator.result().end_service()
-        journal, self._journal = self._journal, None
-        if journal is not None:
-            await journal.close()
+        if self._ranks is not None:
+            await self._ranks.end_all()
+        await journal.close()
 
     # --- life ---
 
@@ -94,7 +98,7 @@ class CoordinatorActor:
         self._journal = journal = await Journal.open(self._config.journal_path)
         models = await journal.models(self._birth, self._config.models)
         config = replace(self._config, models=tuple(models))
-        ranks = RayRanks(config, self._seating)
+        self._ranks = ranks = RayRanks(config, self._seating)
         await self._seating.open(journal, ranks.alive(models))
         limit_bytes = host_limit_bytes(config.node.host_bytes)
         coordinator = Coordinator(config, journal, host_limit_bytes=limit_bytes, maker=ranks)

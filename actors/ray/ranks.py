@@ -77,6 +77,12 @@ class RayRanks:
         self._processes.pop(model.name, None)
         self._models.pop(model.name, None)
 
+    async def end_all(self) -> None:
+        """Whatever is left, each within its time; nothing is said of what stays."""
+        await asyncio.gather(
+            *(self.end(model) for model in list(self._models.values())), return_exceptions=True
+        )
+
     async def stop_serving(self, model: ModelConfig, why: str) -> None:
         await asyncio.gather(*(_tell(handle, ASK_S, "fail", why) for handle in self._living(model)))
 
