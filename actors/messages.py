@@ -10,6 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+# They are messages too, kept in a file of their own.
+from torpor.actors.generation import Admission as Admission
+from torpor.actors.generation import AdmissionReply as AdmissionReply
+from torpor.actors.generation import FinishReason as FinishReason
+from torpor.actors.generation import GenerateRequest as GenerateRequest
+from torpor.actors.generation import Sampling as Sampling
+from torpor.actors.generation import TokenEvent as TokenEvent
+
 
 class Kind(StrEnum):
     SLEEP = "sleep"
@@ -344,63 +352,3 @@ class ModelView:
     error: str = ""
     holds: list[Hold] = field(default_factory=list)  # empty while a sleep that will be one is on its way
     devices: list[str] = field(default_factory=list)  # assigned to the ranks, by rank
-
-
-# --- inference ---
-
-
-class FinishReason(StrEnum):
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-    ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    max_tokens: int | None = None  # None: what the context leaves (bounded by the engine)
-    temperature: float = 1.0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
-    """Exactly one of prompt, token_ids, messages. scope: whose prefixes may be shared (K: security boundary)."""
-
-    id: str
-    prompt: str | None = None
-    token_ids: tuple[int, ...] | None = None
-    messages: tuple[Mapping[str, object], ...] | None = None
-    sampling: Sampling = field(default_factory=Sampling)
-    scope: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """Some new text of one request; the last one has finish_reason set and the counts filled."""
-
-    request: str
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    finish_reason: FinishReason | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    error: str = ""
-
-
-class Admission(StrEnum):
-    ADMITTED = "admitted"
-    CLOSED = "closed"
-    INVALID = "invalid"  # e.g. longer than the context; `detail` says so
-    FULL = "full"  # the engine's waiting list is at its bound
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionReply:
-    request: str
-    admission: Admission
-    gate_reason: GateReason | None = None
-    detail: str = ""
