@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # A GPU gets PyPI's own torch, everything else the pinned one (constraints/).
 FLAVOUR := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-NATIVE := $(shell find native CMakeLists.txt -name '*.cpp' -o -name '*.hpp' -o -name '*.cu' -o -name CMakeLists.txt)
+NATIVE := $(shell find native cmake CMakeLists.txt -name '*.cmake' -o -name '*.cpp' -o -name '*.hpp' -o -name '*.cu' -o -name CMakeLists.txt)
 SOURCES := $(shell find service actors native -name '*.py' -o -name '*.pyi')
 export PYTHONDONTWRITEBYTECODE := 1
 

@@ -50,6 +50,12 @@ class Device:
     def granularity_bytes(self) -> int:
         """Physical memory comes in multiples of this."""
 
+    @property
+    def kernels(self) -> str:
+        """
+        'loaded', or why a GPU's copies and checksums go without kernels of our own.
+        """
+
     def memory_info(self) -> tuple[int, int]:
         """
         (free, total) in bytes: the driver's answer, or the host device's books over all processes.

@@ -55,6 +55,8 @@ void bind_device(nb::module_& module) {
       .def_prop_ro("ordinal", &Device::ordinal, "The GPU's number in this process; 0 for a host device.")
       .def_prop_ro("granularity_bytes", &Device::granularity_bytes,
                    "Physical memory comes in multiples of this.")
+      .def_prop_ro("kernels", &Device::kernels,
+                   "'loaded', or why a GPU's copies and checksums go without kernels of our own.")
       .def("memory_info", &memory_info,
            "(free, total) in bytes: the driver's answer, or the host device's books over all processes.");
   bind_faulty_device(module);

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <bit>
 #include <cstring>
 #include <thread>
 
+#include "checksum_mix.hpp"
 #include "torpor/errors.hpp"
 #include "torpor/transfer.hpp"
 
@@ -15,19 +15,9 @@ namespace torpor {
 
 namespace {
 
-// Odd, of high entropy; any would do.
-constexpr std::uint64_t position_factor = 0x9E3779B97F4A7C15;
-constexpr std::uint64_t first_factor = 0xD6E8FEB86659FD93;
-constexpr std::uint64_t second_factor = 0xA0761D6478BD642F;
 constexpr std::size_t lane_bytes = sizeof(std::uint64_t);
 constexpr std::size_t unit_bytes = std::size_t{4} << 20;  // of a thread's work; a stop is heard between them
 constexpr std::size_t window_bytes = std::size_t{16} << 20;
-
-// For a fixed position every step can be undone, so that another lane gives another value.
-constexpr std::uint64_t mixed(std::uint64_t lane, std::uint64_t position) noexcept {
-  const std::uint64_t once = (lane ^ (position * position_factor)) * first_factor;
-  return (std::rotl(once, 29) ^ position) * second_factor;
-}
 
 // A part of the range `owner`.
 struct Unit {

@@ -50,7 +50,7 @@ std::size_t SavedCopy::next_bytes() const noexcept {
   return std::min(piece_bytes, contents_bytes_ - saved_bytes_);
 }
 
-void SavedCopy::begin_piece(Address from, StageContext& context) {
+void SavedCopy::begin_piece(Address from, StageContext& context, std::optional<Device::Mark>& before) {
   const std::size_t part_bytes = next_bytes();
   const Address source = from + saved_bytes_;
   if (disk_) {
@@ -59,17 +59,20 @@ void SavedCopy::begin_piece(Address from, StageContext& context) {
     (void)save_to_disk(*context.device, *pool_, *disk_, std::span(&move, 1), context.deadline, context.stop);
   } else {
     host_.push_back(pool_->acquire(part_bytes, pinned_));
-    if (saved_bytes_ > 0) context.device->wait(StreamId::out, context.deadline, context.stop);
     const Copy one{host_.back().base(), source, part_bytes};
     context.device->copy(std::span(&one, 1), StreamId::out);
+    const Device::Mark here = context.device->mark(StreamId::out);
+    if (before) context.device->wait_for(*before, StreamId::out, context.deadline, context.stop);
+    before = here;
   }
   saved_bytes_ += part_bytes;
   context.moved_bytes += part_bytes;
 }
 
 void SavedCopy::save_piece(Address from, StageContext& context) {
+  std::optional<Device::Mark> before;
   try {
-    begin_piece(from, context);
+    begin_piece(from, context, before);
     if (!disk_) context.device->wait(StreamId::out, context.deadline, context.stop);
   } catch (...) {
     drain(*context.device, StreamId::out);
@@ -78,8 +81,9 @@ void SavedCopy::save_piece(Address from, StageContext& context) {
 }
 
 void SavedCopy::save_rest(Address from, StageContext& context) {
+  std::optional<Device::Mark> before;
   try {
-    while (saved_bytes_ < contents_bytes_) begin_piece(from, context);
+    while (saved_bytes_ < contents_bytes_) begin_piece(from, context, before);
     if (!disk_) context.device->wait(StreamId::out, context.deadline, context.stop);
   } catch (...) {
     drain(*context.device, StreamId::out);  // whoever drops this frees the pieces: nothing may write there

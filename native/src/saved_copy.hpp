@@ -43,7 +43,8 @@ class SavedCopy final {
 
  private:
   [[nodiscard]] std::size_t next_bytes() const noexcept;
-  void begin_piece(Address from, StageContext& context);
+  // `before` stands for the piece before this one, which may still be under way.
+  void begin_piece(Address from, StageContext& context, std::optional<Device::Mark>& before);
 
   std::shared_ptr<HostPool> pool_;
   std::shared_ptr<DiskFile> disk_;  // null: in host memory

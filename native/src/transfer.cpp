@@ -1,6 +1,7 @@
 #include "torpor/transfer.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 namespace torpor {
@@ -14,10 +15,13 @@ std::size_t transfer(Device& device, std::span<const Copy> copies, StreamId stre
   std::vector<Copy> window;
   std::size_t window_bytes = 0;
   std::size_t moved_bytes = 0;
+  std::optional<Device::Mark> before;
   const auto run_window = [&] {
     if (window.empty()) return;
     device.copy(window, stream);
-    device.wait(stream, deadline, stop);
+    const Device::Mark here = device.mark(stream);
+    if (before) device.wait_for(*before, stream, deadline, stop);
+    before = here;
     moved_bytes += window_bytes;
     window.clear();
     window_bytes = 0;
@@ -33,6 +37,7 @@ std::size_t transfer(Device& device, std::span<const Copy> copies, StreamId stre
       }
     }
     run_window();
+    if (before) device.wait(stream, deadline, stop);
   } catch (...) {
     drain(device, stream);
     throw;

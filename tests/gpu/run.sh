@@ -41,19 +41,32 @@ walk() {
   python3 -m torpor.service.walkthrough --device cuda 2>&1 | tee "$OUT/walkthrough.log" | tail -90
 }
 
+bench() {
+  local status=0
+  for script in p1_discard p2_weights p5_pages; do
+    python3 "tests/bench/$script.py" --json "$OUT" 2>&1 | tee "$OUT/$script.log" || status=1
+  done
+  return $status
+}
+
 sanitize() {
   if ! compute-sanitizer --version >"$OUT/sanitizer.log" 2>&1; then
     echo "compute-sanitizer is not on this machine: nothing was checked"
     return 1
   fi
-  compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 build/gpu/tests/native/test_device_contract 2>&1 | tee -a "$OUT/sanitizer.log" | tail -15
+  local status=0
+  for tool in memcheck racecheck initcheck; do
+    echo "$tool:"
+    compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 9 build/gpu/tests/native/test_device_contract 2>&1 | tee -a "$OUT/sanitizer.log" | tail -6 || status=1
+  done
+  return $status
 }
 
 describe | tee "$OUT/machine.txt"
 case ${1:-} in
   build) build ;;
   test) build && run_tests ;;
-  bench) build && python3 tests/bench/p1_discard.py --json "$OUT" ;;
+  bench) build && bench ;;
   sanitize) build && sanitize ;;
   *) echo "usage: tests/gpu/run.sh build|test|bench|sanitize" >&2; exit 2 ;;
 esac

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,12 @@ from torpor.native import Device, Ledger
 pytestmark = pytest.mark.gpu
 MIB = 1 << 20
 TOKENS = list(range(200))
+
+
+def test_the_kernels_are_there_on_a_machine_with_nvcc() -> None:
+    if shutil.which("nvcc") is None:
+        pytest.fail("no nvcc here: the kernels were not built, and these tests would pass without them")
+    assert Device.cuda(0).kernels == "loaded"
 
 
 @pytest.mark.parametrize("mode", ["cpu", "pinned", "disk"])

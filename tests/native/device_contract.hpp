@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -183,6 +184,43 @@ inline void a_batch_moves_every_piece_to_its_place(const DevicePtr& device) {
   device->wait(StreamId::in, soon(), nullptr);
 }
 
+// Pieces of every size and alignment, in no order, gaps between them: what a gather or scatter kernel may get
+// wrong.
+inline void scattered_pieces_arrive_whole_and_nothing_beside_them(const DevicePtr& device) {
+  constexpr std::array<std::size_t, 9> sizes{1, 3, 4, 16, 100, 4096, 4099, 16 << 10, 40000};
+  constexpr std::size_t stride = 41216;  // the largest, an odd gap, and room for a shift
+  const std::size_t count = 6 * sizes.size();
+  const std::size_t size = round_up(count * stride, device->granularity_bytes());
+  const Reservation reservation(device, size);
+  const std::vector<Mapping> mapped = map_chunks(device, reservation.base(), size);
+  for (const StreamId stream : {StreamId::out, StreamId::in}) {
+    const std::vector<std::uint8_t> bytes = pattern(size, 6);
+    write(device, reservation.base(),
+          stream == StreamId::out ? bytes : std::vector<std::uint8_t>(size, 0xEE));
+    HostBuffer host(device, size, true);
+    std::vector<std::uint8_t> there = stream == StreamId::out ? std::vector<std::uint8_t>(size, 0xEE) : bytes;
+    std::memcpy(reinterpret_cast<void*>(host.base()), there.data(), size);
+    std::vector<Copy> batch;
+    std::vector<std::uint8_t> expected(size, 0xEE);
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t bytes_here = sizes[i % sizes.size()];
+      const std::size_t from = ((i * 5 + 1) % count) * stride + i % 17;
+      const std::size_t to = i * stride + (i % 3 == 0 ? i % 17 : (i * 7) % 13);
+      const Address on_device = reservation.base();
+      batch.push_back(stream == StreamId::out ? Copy{host.base() + to, on_device + from, bytes_here}
+                                              : Copy{on_device + to, host.base() + from, bytes_here});
+      std::memcpy(expected.data() + to, bytes.data() + from, bytes_here);
+    }
+    device->copy(batch, stream);
+    device->wait(stream, soon(), nullptr);
+    if (stream == StreamId::in) {
+      CHECK(read(device, reservation.base(), size) == expected);
+    } else {
+      CHECK(std::memcmp(reinterpret_cast<const void*>(host.base()), expected.data(), size) == 0);
+    }
+  }
+}
+
 inline void too_much_is_refused_with_numbers_and_changes_nothing(const DevicePtr& device) {
   const MemoryInfo before = device->memory_info();
   const std::size_t size =
@@ -318,6 +356,8 @@ inline void run_all(const std::function<DevicePtr()>& make, const std::string& n
       {"neighbours do not touch each other", neighbours_do_not_touch_each_other},
       {"fill and copy on the device", fill_and_copy_on_the_device},
       {"a batch moves every piece to its place", a_batch_moves_every_piece_to_its_place},
+      {"scattered pieces arrive whole, and nothing beside them",
+       scattered_pieces_arrive_whole_and_nothing_beside_them},
       {"too much is refused with numbers and changes nothing (M4)",
        too_much_is_refused_with_numbers_and_changes_nothing},
       {"map_chunks is all or nothing", map_chunks_is_all_or_nothing},

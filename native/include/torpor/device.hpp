@@ -79,6 +79,8 @@ class Device : public std::enable_shared_from_this<Device> {
   // The chunk that large mappings should be cut into.
   [[nodiscard]] virtual std::size_t chunk_bytes() const noexcept = 0;
   [[nodiscard]] virtual bool can_pin() const noexcept = 0;
+  // "loaded", or why a GPU's copies and checksums go without kernels of our own.
+  [[nodiscard]] virtual std::string kernels() const { return "not a GPU"; }
   [[nodiscard]] virtual MemoryInfo memory_info() = 0;
 
   // --- primitives; sizes and offsets are multiples of granularity_bytes() ---
@@ -101,9 +103,16 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual void fill(Address at, std::uint8_t value, std::size_t size_bytes, StreamId stream) = 0;
   // Waits by polling until everything on the stream is done. DeviceBusy past the deadline, Stopped when told.
   virtual void wait(StreamId stream, Deadline deadline, const StopFlag* stop) = 0;
+  // A place in a stream's work, behind all that was put there before, and waiting for no more than that. For
+  // whoever keeps a batch under way while it prepares the next; a device without such places waits for all.
+  using Mark = std::uint64_t;
+  [[nodiscard]] virtual Mark mark(StreamId) { return 0; }
+  virtual void wait_for(Mark, StreamId stream, Deadline deadline, const StopFlag* stop) {
+    wait(stream, deadline, stop);
+  }
   // One position-sensitive checksum a range (checksum.hpp), of what the stream's work so far leaves there
   // (K13). Waits for it: DeviceBusy, Stopped. The host device computes where the bytes are, with several
-  // threads. CUDA has no kernel for it yet: it copies the bytes out through pinned buffers, at the speed of
+  // threads, a GPU by its kernel; without kernels the bytes go out through pinned buffers, at the speed of
   // one CPU core.
   [[nodiscard]] virtual std::vector<std::uint64_t> checksum(std::span<const ByteRange> ranges,
                                                             StreamId stream, Deadline deadline,

@@ -9,8 +9,9 @@ namespace torpor {
 
 constexpr std::size_t transfer_window_bytes = std::size_t{64} << 20;
 
-// Copies all of them, in windows of at most 64 MiB with a wait after each. Returns the bytes moved. When it
-// throws (DeviceBusy, Stopped, DeviceError) nothing is in flight any more, so that both sides can be freed.
+// Copies all of them, in windows of at most 64 MiB, two of them under way at most. Returns the bytes moved.
+// When it throws (DeviceBusy, Stopped, DeviceError) nothing is in flight any more, so that both sides can be
+// freed.
 std::size_t transfer(Device& device, std::span<const Copy> copies, StreamId stream, Deadline deadline,
                      const StopFlag* stop);
 

@@ -47,9 +47,15 @@ CudaDevice::CudaDevice(std::shared_ptr<const cuda::Driver> driver, int ordinal)
     for (cuda::Stream& stream : streams_) {
       driver_->check(driver_->stream_create(&stream, cuda::stream_non_blocking), "cuStreamCreate");
     }
+    for (Marks& marks : marks_) {
+      for (cuda::Event& event : marks.events) {
+        driver_->check(driver_->event_create(&event, cuda::event_disable_timing), "cuEventCreate");
+      }
+    }
     const cuda::AllocationProperties wanted = properties();
     driver_->check(driver_->mem_granularity(&granularity_bytes_, &wanted, cuda::granularity_minimum),
                    "cuMemGetAllocationGranularity");
+    kernels_ = kernels::KernelSet::load(*driver_, stream_of(StreamId::in), why_no_kernels_);
   } catch (...) {
     release_all();
     throw;
@@ -63,6 +69,12 @@ CudaDevice::~CudaDevice() {
 void CudaDevice::release_all() noexcept {
   {
     const CurrentContext current = enter();
+    kernels_.reset();
+    for (const Marks& marks : marks_) {
+      for (const cuda::Event event : marks.events) {
+        if (event != nullptr) driver_->event_destroy(event);
+      }
+    }
     for (const cuda::Stream stream : streams_) {
       if (stream != nullptr) driver_->stream_destroy(stream);
     }

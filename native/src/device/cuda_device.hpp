@@ -12,6 +12,7 @@
 
 #include "copy_batch.hpp"
 #include "cuda_driver.hpp"
+#include "kernels/kernel_set.hpp"
 #include "torpor/device.hpp"
 
 namespace torpor {
@@ -48,6 +49,7 @@ class CudaDevice final : public Device {
     return round_up(large_chunk_bytes, granularity_bytes_);
   }
   bool can_pin() const noexcept override { return true; }
+  std::string kernels() const override { return kernels_ ? "loaded" : why_no_kernels_; }
   MemoryInfo memory_info() override;
 
   Address reserve_range(std::size_t size_bytes) override;
@@ -62,6 +64,8 @@ class CudaDevice final : public Device {
   void copy(std::span<const Copy> batch, StreamId stream) override;
   void fill(Address at, std::uint8_t value, std::size_t size_bytes, StreamId stream) override;
   void wait(StreamId stream, Deadline deadline, const StopFlag* stop) override;
+  Mark mark(StreamId stream) override;
+  void wait_for(Mark mark, StreamId stream, Deadline deadline, const StopFlag* stop) override;
   std::vector<std::uint64_t> checksum(std::span<const ByteRange> ranges, StreamId stream, Deadline deadline,
                                       const StopFlag* stop) override;
   void quiesce(Deadline deadline) override;
@@ -85,7 +89,11 @@ class CudaDevice final : public Device {
   }
   void check_size(std::size_t size_bytes, const char* call) const;
   void release_all() noexcept;
-  void copy_pinned(std::vector<Copy>& batch, cuda::Stream stream);
+  void copy_pinned(std::span<const Copy> batch, cuda::Stream stream);
+  void copy_small(std::vector<Copy>& batch, cuda::Stream stream);
+  [[nodiscard]] std::vector<std::uint64_t> checksum_by_kernel(std::span<const ByteRange> ranges,
+                                                              StreamId stream, Deadline deadline,
+                                                              const StopFlag* stop);
   void poll(cuda::Event event, Deadline deadline, const StopFlag* stop, const char* what);
 
   const std::shared_ptr<const cuda::Driver> driver_;
@@ -94,7 +102,16 @@ class CudaDevice final : public Device {
   cuda::DeviceIndex index_ = 0;
   cuda::Context context_ = nullptr;
   std::array<cuda::Stream, 2> streams_{};
+  // Of the latest marks, one after the other. A mark whose event stands for a later one by now has long
+  // happened, or is waited for a little longer than it must.
+  struct Marks {
+    std::array<cuda::Event, 8> events{};
+    std::atomic<Mark> next{0};
+  };
+  std::array<Marks, 2> marks_{};
   std::string id_;
+  std::unique_ptr<kernels::KernelSet> kernels_;
+  std::string why_no_kernels_;
   std::size_t granularity_bytes_ = 0;
 
   std::mutex mutex_;  // over the tables; never held across a call that waits

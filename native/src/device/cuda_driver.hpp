@@ -19,6 +19,8 @@ using Handle = unsigned long long;   // CUmemGenericAllocationHandle
 using Context = struct ContextTag*;
 using Stream = struct StreamTag*;
 using Event = struct EventTag*;
+using Module = struct ModuleTag*;
+using Function = struct FunctionTag*;
 
 enum : Status {
   success = 0,
@@ -95,6 +97,12 @@ struct Driver {
   Status (*event_destroy)(Event);
   Status (*event_record)(Event, Stream);
   Status (*event_query)(Event);
+  Status (*module_load_data)(Module*, const void*);
+  Status (*module_unload)(Module);
+  Status (*module_get_function)(Function*, Module, const char*);
+  // Grid x, y, z, block x, y, z, dynamic shared bytes, stream, arguments, nothing.
+  Status (*launch_kernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                          Stream, void**, void**);
 
   // "cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY (2)".
   [[nodiscard]] std::string message(const char* call, Status status) const;

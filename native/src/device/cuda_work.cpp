@@ -1,4 +1,5 @@
 // The cuda device: copies, fills, and waiting for them.
+#include <algorithm>
 #include <thread>
 
 #include "cuda_device.hpp"
@@ -10,6 +11,8 @@ namespace torpor {
 
 namespace {
 
+constexpr std::size_t checksum_piece_bytes = std::size_t{256} << 10;
+constexpr std::size_t fewest_by_kernel = 4;  // below, calls of the driver take no longer
 constexpr std::chrono::microseconds eager_polling{300};
 constexpr std::chrono::microseconds polling_pause{50};
 
@@ -37,6 +40,7 @@ void CudaDevice::copy(std::span<const Copy> batch, StreamId stream) {
     const std::lock_guard<std::mutex> guard(mutex_);
     batches = prepare(batch, host_);
   }
+  if (kernels_) copy_small(batches.pinned, stream_of(stream));
   copy_pinned(batches.pinned, stream_of(stream));
   for (const Copy& one : batches.pageable) {
     driver_->check(driver_->copy_async(one.destination, one.source, one.size_bytes, stream_of(stream)),
@@ -44,7 +48,17 @@ void CudaDevice::copy(std::span<const Copy> batch, StreamId stream) {
   }
 }
 
-void CudaDevice::copy_pinned(std::vector<Copy>& batch, cuda::Stream stream) {
+// Takes out of the batch what goes by kernel. The copies of a batch do not depend on each other.
+void CudaDevice::copy_small(std::vector<Copy>& batch, cuda::Stream stream) {
+  const auto large = std::ranges::partition(
+      batch, [](const Copy& one) { return one.size_bytes < kernels::KernelSet::small_copy_bytes; });
+  const std::span<const Copy> small(batch.begin(), large.begin());
+  if (small.size() < fewest_by_kernel) return;
+  const std::size_t taken = kernels_->copy(small, stream);
+  batch.erase(batch.begin(), batch.begin() + static_cast<std::ptrdiff_t>(taken));
+}
+
+void CudaDevice::copy_pinned(std::span<const Copy> batch, cuda::Stream stream) {
   if (batch.size() < 2 || driver_->copy_batch_async == nullptr) {
     for (const Copy& one : batch) {
       driver_->check(driver_->copy_async(one.destination, one.source, one.size_bytes, stream),
@@ -103,7 +117,47 @@ void CudaDevice::wait(StreamId stream, Deadline deadline, const StopFlag* stop) 
   poll(event.get(), deadline, stop, "copies");
 }
 
-// Ranges of host memory are summed where they are, the others go through pinned buffers.
+Device::Mark CudaDevice::mark(StreamId stream) {
+  const CurrentContext current = enter();
+  Marks& marks = marks_[static_cast<std::size_t>(stream)];
+  const Mark here = marks.next++;
+  driver_->check(driver_->event_record(marks.events[here % marks.events.size()], stream_of(stream)),
+                 "cuEventRecord");
+  return here;
+}
+
+void CudaDevice::wait_for(Mark mark, StreamId stream, Deadline deadline, const StopFlag* stop) {
+  const CurrentContext current = enter();
+  const Marks& marks = marks_[static_cast<std::size_t>(stream)];
+  poll(marks.events[mark % marks.events.size()], deadline, stop, "copies");
+}
+
+// A launch for as many pieces as a table holds, and a wait before the next: a stop is heard every 2 GiB.
+std::vector<std::uint64_t> CudaDevice::checksum_by_kernel(std::span<const ByteRange> ranges, StreamId stream,
+                                                          Deadline deadline, const StopFlag* stop) {
+  if (!kernels_) return checksum_by_copying(*this, ranges, stream, deadline, stop);
+  std::vector<kernels::KernelSet::Piece> pieces;
+  std::vector<std::size_t> owners;
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    for (std::size_t at = 0; at < ranges[i].size_bytes; at += checksum_piece_bytes) {
+      pieces.push_back({{ranges[i].at + at, std::min(checksum_piece_bytes, ranges[i].size_bytes - at)}, at});
+      owners.push_back(i);
+    }
+  }
+  const CurrentContext current = enter();
+  std::vector<std::uint64_t> sums(ranges.size());
+  for (std::size_t first = 0; first < pieces.size(); first += kernels::KernelSet::table_entries) {
+    const auto some = std::span(pieces).subspan(first).first(
+        std::min(kernels::KernelSet::table_entries, pieces.size() - first));
+    const auto launched = kernels_->checksum(some, stream_of(stream));
+    if (!launched) return checksum_by_copying(*this, ranges, stream, deadline, stop);
+    poll(launched->done(), deadline, stop, "checksums");
+    for (std::size_t i = 0; i < some.size(); ++i) sums[owners[first + i]] += launched->values()[i];
+  }
+  return sums;
+}
+
+// Ranges of host memory are summed where they are, the others by the GPU.
 std::vector<std::uint64_t> CudaDevice::checksum(std::span<const ByteRange> ranges, StreamId stream,
                                                 Deadline deadline, const StopFlag* stop) {
   std::vector<ByteRange> here;
@@ -118,7 +172,7 @@ std::vector<std::uint64_t> CudaDevice::checksum(std::span<const ByteRange> range
   }
   if (!here.empty()) wait(stream, deadline, stop);
   const std::vector<std::uint64_t> near = checksum_in_place(here, deadline, stop);
-  const std::vector<std::uint64_t> far = checksum_by_copying(*this, there, stream, deadline, stop);
+  const std::vector<std::uint64_t> far = checksum_by_kernel(there, stream, deadline, stop);
   std::vector<std::uint64_t> sums;
   for (std::size_t i = 0, from_near = 0, from_far = 0; i < is_here.size(); ++i) {
     sums.push_back(is_here[i] ? near[from_near++] : far[from_far++]);

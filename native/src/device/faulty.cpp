@@ -26,6 +26,7 @@ class Faulty final : public FaultyDevice {
   std::size_t granularity_bytes() const noexcept override { return inner_->granularity_bytes(); }
   std::size_t chunk_bytes() const noexcept override { return inner_->chunk_bytes(); }
   bool can_pin() const noexcept override { return inner_->can_pin(); }
+  std::string kernels() const override { return inner_->kernels(); }
   MemoryInfo memory_info() override { return inner_->memory_info(); }
 
   Address reserve_range(std::size_t size_bytes) override {

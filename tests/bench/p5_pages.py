@@ -1,0 +1,113 @@
+"""P4 and P5: pages of every size saved and brought back, beside the link's own speed in the same run.
+
+    python tests/bench/p5_pages.py --json FOLDER [--gib 8]
+
+Each row is a preserving sleep's or a wake's stage over that many live pages, in slots that are scattered by a seed:
+the bytes moved over the seconds that the stage took. "limit" copies as many bytes in one piece.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from record import Result
+
+from torpor.native import Device, KvManager, Ledger, Sequence
+
+KIB, GIB = 1 << 10, 1 << 30
+PAGES_KIB = (16, 32, 64, 128, 256, 512, 2048)
+REPEATS = 5
+PAGES_A_SEQUENCE = 1 << 15
+TOKENS_PER_BLOCK = 16
+
+
+def limit(result: Result, size_bytes: int) -> None:
+    there = torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
+    here = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+    for repeat in range(REPEATS + 1):
+        for metric, to, source in (("d2h_gb_s", here, there), ("h2d_gb_s", there, here)):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            to.copy_(source, non_blocking=True)
+            torch.cuda.synchronize()
+            if repeat:
+                result.add(
+                    "limit", "one piece", metric, "GB/s", size_bytes / (time.perf_counter() - start) / 1e9
+                )
+
+
+def operation(ledger: Ledger, kind: str) -> tuple[float, float, int]:
+    """Seconds of the stage, of the whole, and the bytes moved."""
+    start = time.perf_counter()
+    plan = ledger.preflight(kind, kind, restore={"kv_cache": "pinned"} if kind == "sleep" else None)
+    assert not plan.refusals, plan.refusals
+    began = time.perf_counter()
+    report = ledger.stage(plan, 120.0)
+    staged = time.perf_counter() - began
+    ledger.commit()
+    ledger.publish()
+    return staged, time.perf_counter() - start, report["moved_bytes"]
+
+
+def live(kv: KvManager, number: int, count: int) -> Sequence:
+    """The number-th sequence of as many as hold `count` pages in all."""
+    blocks = min(PAGES_A_SEQUENCE, count - number * PAGES_A_SEQUENCE)
+    sequence = kv.create_sequence(f"bench {number}", [])
+    assert sequence.resume()
+    assert sequence.resize(blocks * TOKENS_PER_BLOCK)
+    return sequence
+
+
+def contents(pages: torch.Tensor, sequence: Sequence) -> float:
+    slots = torch.from_numpy(sequence.page_table[sequence.page_table >= 0].astype("int64")).cuda()
+    return float(pages[slots].double().sum().item())
+
+
+def measure(result: Result, case: str, page_bytes: int, live_bytes: int, pool_bytes: int) -> None:
+    head_dim = page_bytes // (TOKENS_PER_BLOCK * 2 * 2)  # one layer, one head, keys and values of two bytes
+    ledger = Ledger(Device.cuda(0), host_pool_bytes=2 * live_bytes)
+    kv = ledger.create_kv_manager(1, 1, head_dim, "float16", TOKENS_PER_BLOCK, gpu_bytes=pool_bytes, seed=7)
+    assert kv.page_bytes == page_bytes
+    count = live_bytes // page_bytes
+    sequences = [live(kv, number, count) for number in range(-(-count // PAGES_A_SEQUENCE))]
+    pages = torch.from_dlpack(kv.page_view(0, "k"))
+    pages.normal_(generator=torch.Generator("cuda").manual_seed(7))
+    before = [contents(pages, sequence) for sequence in sequences]
+    for repeat in range(REPEATS + 1):
+        staged, whole, moved_bytes = operation(ledger, "sleep")
+        back_staged, back_whole, back_bytes = operation(ledger, "wake")
+        if repeat == 0:
+            continue  # makes the host memory
+        result.add("torpor", case, "d2h_gb_s", "GB/s", moved_bytes / staged / 1e9)
+        result.add("torpor", case, "h2d_gb_s", "GB/s", back_bytes / back_staged / 1e9)
+        result.add("torpor", case, "sleep_s", "s", whole)
+        result.add("torpor", case, "wake_s", "s", back_whole)
+    assert moved_bytes == back_bytes == count * page_bytes
+    for sequence, was in zip(sequences, before, strict=True):
+        assert sequence.resume()
+        assert contents(pages, sequence) == was
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, required=True, help="folder for the result")
+    parser.add_argument("--gib", type=int, default=8)
+    options = parser.parse_args()
+    torch.zeros(1, device="cuda")
+    result = Result("P5", notes=f"{options.gib} GiB of live pages; kernels: {Device.cuda(0).kernels}")
+    limit(result, options.gib * GIB)
+    torch.cuda.empty_cache()
+    for page_kib in PAGES_KIB:
+        live_bytes = options.gib * GIB
+        measure(result, f"{page_kib} KiB", page_kib * KIB, live_bytes, live_bytes + GIB)
+    measure(result, "P4: 2 MiB, 6.4 of 64 GiB", 2 << 20, int(6.4 * 512) * (2 << 20), 64 * GIB)
+    print(result.table())
+    name = "h200" if torch.cuda.get_device_name().endswith("H200") else "gpu"
+    print("kept in", result.save(options.json, name))
+
+
+if __name__ == "__main__":
+    main()
