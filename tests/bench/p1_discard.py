@@ -15,14 +15,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import rivals
 import torch
 from cuda.bindings import driver
 from record import Result
 
 from torpor.native import Device, Ledger
+from torpor.native.adopt import adopt
 
 GIB = 1 << 30
 REPEATS = 7
+MODEL_TENSORS = 291
 
 
 def call(result: tuple[Any, ...]) -> Any:
@@ -77,15 +80,41 @@ def timed(result: Result, subject: str, case: str, metric: str, work: Callable[[
 
 
 def measure(
-    result: Result, subject: str, sleep: Callable[[], None], wake: Callable[[], None], pause_s: float
+    result: Result,
+    subject: str,
+    sleep: Callable[[], None],
+    wake: Callable[[], None],
+    pause_s: float,
+    detail: str = "",
 ) -> None:
-    case = f"pause {pause_s:g} s" if pause_s else "back to back"
+    case = (f"pause {pause_s:g} s" if pause_s else "back to back") + (f", {detail}" if detail else "")
     for _ in range(REPEATS):
         time.sleep(pause_s)
         pair = timed(result, subject, case, "sleep_s", sleep)
         time.sleep(pause_s)
         pair += timed(result, subject, case, "wake_s", wake)
         result.add(subject, case, "pair_s", "s", pair)
+
+
+def adopted_model(result: Result, size_bytes: int, pause_s: float) -> None:
+    """As many tensors as a dense model of 8 B parameters has, moved into the ledger's regions."""
+    ledger = Ledger(Device.cuda(0))
+    module = torch.nn.Module()
+    for number in range(MODEL_TENSORS):
+        tensor = torch.empty(size_bytes // MODEL_TENSORS // 2, dtype=torch.bfloat16, device="cuda")
+        module.register_parameter(f"p{number}", torch.nn.Parameter(tensor, requires_grad=False))
+    del tensor
+    adopt(ledger, module)
+    torch.cuda.empty_cache()
+    case = f"{MODEL_TENSORS} tensors"
+    measure(
+        result,
+        "torpor",
+        lambda: ledger_cycle(ledger, "sleep"),
+        lambda: ledger_cycle(ledger, "wake"),
+        pause_s,
+        case,
+    )
 
 
 def main() -> None:
@@ -113,6 +142,13 @@ def main() -> None:
         )
         del region, ledger
         time.sleep(1.0)
+    for pause_s in (1.0, 0.0):
+        for tensors in (1, MODEL_TENSORS):
+            case = f"{'pause 1 s' if pause_s else 'back to back'}, {tensors} tensors"
+            rivals.measure(
+                result, "memory_saver", rivals.Load(options.gib * GIB, tensors, "none", pause_s), case
+            )
+        adopted_model(result, options.gib * GIB, pause_s)
     print(result.table())
     print(
         "kept in",

@@ -14,6 +14,7 @@ import argparse
 import time
 from pathlib import Path
 
+import rivals
 import torch
 from record import Result
 
@@ -104,6 +105,8 @@ def main() -> None:
     limit(result, options.gib * GIB)
     torch.cuda.empty_cache()
     cycles(result, options.gib * GIB)
+    for subject in ("memory_saver", "memory_saver_retain", "cpu_copy", "checkpoint"):
+        rivals.measure(result, subject, rivals.Load(options.gib * GIB), "1 tensor")
     print(result.table())
     name = "h200" if torch.cuda.get_device_name().endswith("H200") else "gpu"
     print("kept in", result.save(options.json, name))
