@@ -62,6 +62,23 @@ class Cluster:
             raise NotLoaded("; ".join(f"{view.name} is {view.state}: {view.error}" for view in amiss))
         return views
 
+    def has_coordinator(self) -> bool:
+        try:
+            ray.get_actor(COORDINATOR, self.namespace)
+        except ValueError:
+            return False
+        return True
+
+    def start_coordinator(self, config: ClusterConfig) -> None:
+        """For ever, with all models of the configuration. Nothing happens where somebody else was faster."""
+        with contextlib.suppress(ValueError):  # the name is taken
+            create_coordinator(with_device_name(config))
+
+    def drop_coordinator(self) -> None:
+        """One that was started and cannot work; ranks that it may have made stay for the next."""
+        with contextlib.suppress(ValueError):
+            ray.kill(ray.get_actor(COORDINATOR, self.namespace))
+
     def shutdown(self) -> None:
         """End what `start_local` started: coordinator, ranks and the local Ray. A joined cluster goes on."""
         if self.owned:
@@ -80,8 +97,7 @@ def start_local(config: ClusterConfig, environment: MutableMapping[str, str] | N
 
     environment: where Ray's settings are put for it and its processes to find; None = os.environ.
     """
-    name = config.device.name or f"torpor-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    config = replace(config, device=replace(config.device, name=name))
+    config = with_device_name(config)
     _quiet_ray(os.environ if environment is None else environment)
     options: dict[str, Any] = {"num_gpus": 0} if config.device.kind == "host" else {}
     ray.init(
@@ -101,6 +117,12 @@ def start_local(config: ClusterConfig, environment: MutableMapping[str, str] | N
         ray.shutdown()
         raise
     return _cluster(config.namespace, owned=True)
+
+
+def with_device_name(config: ClusterConfig) -> ClusterConfig:
+    """Host devices of another name are other devices: each cluster has its own, unless told otherwise."""
+    name = config.device.name or f"torpor-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    return replace(config, device=replace(config.device, name=name))
 
 
 def connect(namespace: str = "torpor", address: str = "auto") -> Cluster:

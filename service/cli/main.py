@@ -11,6 +11,7 @@ import typer
 
 from torpor.service.app import service_version
 from torpor.service.cli import tables
+from torpor.service.cli.apply_command import Wishes, run_apply
 from torpor.service.cli.output import Output
 from torpor.service.cli.serve_command import run_serve
 from torpor.service.client.blocking import Client
@@ -70,6 +71,24 @@ def serve(
     if address is not None and not connect:
         raise typer.BadParameter("an address is for --connect only", param_hint="ADDRESS")
     raise typer.Exit(run_serve(config, host, port, (address or "") if connect else None))
+
+
+@app.command()
+def apply(
+    file: Annotated[Path, typer.Option("--file", "-f", help="The cluster as it is to be, a YAML file.")],
+    address: Annotated[
+        str | None,
+        typer.Option("--address", help="The Ray cluster, HOST:PORT. Default: ray.address of the file."),
+    ] = None,
+    prune: Annotated[bool, typer.Option("--prune", help="Delete models that are not in the file.")] = False,
+    dry_run: DryRun = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the models have loaded.")] = True,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds to wait for that.")] = 600.0,
+    json: Json = False,
+) -> None:
+    """Make a running Ray cluster as a file says: create, change and recreate models; start the coordinator if need be."""
+    wishes = Wishes(file, address, dry_run, prune, json, timeout if wait else 0.0)
+    raise typer.Exit(run_apply(wishes))
 
 
 @app.command()

@@ -74,6 +74,32 @@ def operations(records: Sequence[Record]) -> RenderableType:
     return table
 
 
+# What each action of a plan comes to, for people.
+_ACTIONS = {
+    "create": "create",
+    "recreate": "delete and create",
+    "change": "change in place",
+    "keep": "-",
+    "prune": "delete",
+    "leave": "- (not in the file; --prune deletes it)",
+}
+
+
+def plan(record: Record) -> RenderableType:
+    """What `torpor apply` is about to do."""
+    table = _table("model", "ranks", "action", "because", title=f"Plan (coordinator {record['coordinator']})")
+    for one in record["steps"]:
+        because = "; ".join(_difference(each) for each in one["differences"])
+        table.add_row(one["model"], str(one["tensor_parallel"]), _ACTIONS[one["action"]], because)
+    for each in record["fixed"]:
+        table.add_row("(cluster)", "", "refused", _difference(each))
+    return table
+
+
+def _difference(record: Record) -> str:
+    return escape(f"{record['key']}: {record['old']} → {record['new']}")
+
+
 def _headline(record: Record) -> str:
     plan = "plan of " if record["dry_run"] else ""
     return f"{plan}{record['kind']} of {record['model']}: {record['state']} ({record['id']})"
