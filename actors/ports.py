@@ -144,6 +144,12 @@ class Control(Protocol):
         Raises ModelExists. A model goes by an operation of kind delete.
         """
 
+    async def adapt(self, model: ModelConfig) -> ModelView:
+        """Give the model of this name these policies (changes.IN_PLACE); its ranks are not touched.
+
+        KeyError when there is no such model. Raises ModelExists where its shape differs.
+        """
+
 
 class GateClosed(Exception):
     """The request met a closed gate. reason is a GateReason."""

@@ -64,6 +64,9 @@ class CoordinatorActor:
     async def create(self, model: ModelConfig) -> ModelView:
         return await (await self._ready()).create(model)
 
+    async def adapt(self, model: ModelConfig) -> ModelView:
+        return await (await self._ready()).adapt(model)
+
     async def pid(self) -> int:
         return os.getpid()
 

@@ -25,6 +25,7 @@ from torpor.actors.coordinator.lives import Lives, is_left_to_us
 from torpor.actors.coordinator.reconcile import Reconciler
 from torpor.actors.coordinator.records import Published, effective_tags
 from torpor.actors.coordinator.room import Room
+from torpor.actors.coordinator.roster import adapted
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
 from torpor.actors.coordinator.usage import Usage
 from torpor.actors.messages import (
@@ -196,6 +197,13 @@ class Coordinator:
                 self._lives.begin(known)
                 self.feed.add(model=known.view())
             return known.view()
+
+    async def adapt(self, model: ModelConfig) -> ModelView:
+        """Raises KeyError, ModelExists."""
+        async with self._submitting:
+            known = await adapted(self._models, self._journal, model)
+        self.feed.add(model=known.view())
+        return known.view()
 
     async def _settle(self, runtime: ModelRuntime) -> None:
         """In a task of its own when ranks do not answer, so that others need not wait for them."""

@@ -114,6 +114,9 @@ class RayControl:
     async def create(self, model: ModelConfig) -> ModelView:
         return cast(ModelView, await self._call("create", model))
 
+    async def adapt(self, model: ModelConfig) -> ModelView:
+        return cast(ModelView, await self._call("adapt", model))
+
     async def _call(self, method: str, *arguments: Any) -> Any:
         try:
             if self._handle is None:

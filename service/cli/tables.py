@@ -87,13 +87,13 @@ _ACTIONS = {
 
 def plan(record: Record) -> RenderableType:
     """What `torpor apply` is about to do."""
-    table = _table("model", "ranks", "action", "because", title=f"Plan (coordinator {record['coordinator']})")
+    table = _table("model", "ranks", "action", "because")
     for one in record["steps"]:
         because = "; ".join(_difference(each) for each in one["differences"])
         table.add_row(one["model"], str(one["tensor_parallel"]), _ACTIONS[one["action"]], because)
     for each in record["fixed"]:
         table.add_row("(cluster)", "", "refused", _difference(each))
-    return table
+    return Group(Text(f"Plan; coordinator {record['coordinator']}", style="bold"), table)
 
 
 def _difference(record: Record) -> str:

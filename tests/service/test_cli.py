@@ -89,6 +89,8 @@ def test_a_dry_run_changes_nothing(torpor: Run) -> None:
         (("serve", "--config", "/nowhere/torpor.yaml"), 2, "give an existing file"),
         (("serve", "--port", "99999"), 2, "--port"),
         (("serve", "10.0.0.7:6379"), 2, "for --connect only"),
+        (("apply",), 2, "--file"),
+        (("apply", "-f", "/nowhere/torpor.yaml"), 2, "give an existing file"),
     ],
 )
 def test_a_wrong_command_is_one_clear_line_and_its_exit_code(
