@@ -17,12 +17,14 @@ Record = Mapping[str, Any]
 
 
 def models(records: Sequence[Record]) -> RenderableType:
-    summary = _table("model", "state", "gate", "parked", "held by", "generation", "ranks", title="Models")
+    columns = ("model", "state", "gate", "parked", "held by", "generation", "ranks", "devices")
+    summary = _table(*columns, title="Models")
     for one in records:
         gate = "open" if one["gate"]["open"] else f"closed: {one['gate']['reason']}"
         parked = ", ".join(one["parked_tags"]) or "-"
         counts = str(one["generation"]), str(one["tensor_parallel"])
-        summary.add_row(one["name"], one["state"], gate, parked, _holders(one), *counts)
+        devices = escape(", ".join(one["devices"])) or "-"
+        summary.add_row(one["name"], one["state"], gate, parked, _holders(one), *counts, devices)
     return Group(summary, *(_memory(one) for one in records if one["ranks"]))
 
 
