@@ -323,10 +323,16 @@ class Coordinator:
     async def wait(self, operation_id: str, timeout_s: float | None = None) -> Operation:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                # Not only those that run: one that a coordinator before this left open is being settled.
-                while (await self.operation(operation_id)).state is OperationState.RUNNING:
+                # A record may say the outcome before it is on the disk. And not only those that run count: one
+                # that a coordinator before this left open is being settled.
+                while await self._goes_on(operation_id):
                     await self._ended.wait()
         return await self.operation(operation_id)
+
+    async def _goes_on(self, operation_id: str) -> bool:
+        return (
+            operation_id in self._runs or (await self.operation(operation_id)).state is OperationState.RUNNING
+        )
 
     async def operation(self, operation_id: str) -> Operation:
         if operation_id in self._runs:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from service_memory_cluster import JoinedCluster
 
-from torpor.actors.ports import ModelExists
+from torpor.actors.config import ClusterConfig, GateConfig
 from torpor.service.cli.apply_command import DONE, FAILED, REJECTED, Wishes, run_apply
 from torpor.service.serve import ServeError
 
@@ -169,13 +169,27 @@ def test_a_coordinator_that_cannot_work_is_told_and_not_left_behind(
     assert cluster.left == 1
 
 
-def test_somebody_elses_change_meanwhile_is_told(apply: Apply, cluster: JoinedCluster) -> None:
-    """Adapting a model whose shape differs is refused, and so is one that is gone."""
+def test_somebody_elses_change_meanwhile_is_told_and_nothing_is_changed(
+    apply: Apply, cluster: JoinedCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the plan and the change, another apply has made another model of it."""
     apply(DRAFT)
     coordinator = cluster.coordinator
     assert coordinator is not None
-    (model,) = cluster.do(coordinator.describe()).models
-    with pytest.raises(ModelExists, match=r"another shape \(tensor_parallel\); delete it first"):
-        cluster.do(coordinator.adapt(replace(model, tensor_parallel=3)))
-    with pytest.raises(KeyError, match="no model 'nobody'"):
-        cluster.do(coordinator.adapt(replace(model, name="nobody")))
+    described = cluster.do(coordinator.describe())
+    (draft,) = described.models
+    old = replace(described, models=(replace(draft, gate=GateConfig(retry_after_s=7)),))
+    monkeypatch.setattr(coordinator, "describe", lambda: answer(old))
+    cluster.do(coordinator.adapt(replace(draft, gate=GateConfig(retry_after_s=8))))
+    monkeypatch.setattr(coordinator._models["draft"], "deleting", True)
+    before = incarnations(cluster)
+    assert apply(DRAFT) == REJECTED
+    assert (
+        "somebody else changes this cluster too (\"no model 'draft'\"); apply again"
+        in capsys.readouterr().err
+    )
+    assert incarnations(cluster) == before
+
+
+async def answer(config: ClusterConfig) -> ClusterConfig:
+    return config
