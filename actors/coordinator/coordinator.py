@@ -25,7 +25,7 @@ from torpor.actors.coordinator.lives import Lives, is_left_to_us
 from torpor.actors.coordinator.reconcile import Reconciler
 from torpor.actors.coordinator.records import Published, effective_tags
 from torpor.actors.coordinator.room import Room
-from torpor.actors.coordinator.roster import adapted
+from torpor.actors.coordinator.roster import Roster
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
 from torpor.actors.coordinator.usage import Usage
 from torpor.actors.messages import (
@@ -39,7 +39,7 @@ from torpor.actors.messages import (
     RankStatus,
     Refusal,
 )
-from torpor.actors.ports import ModelExists, RankMaker, RankPort, RankUnreachable
+from torpor.actors.ports import RankMaker, RankPort, RankUnreachable
 
 STATUS_S = 2.0  # how long a listing waits for a rank
 REMEMBERED = 1000  # finished operations at hand without asking the journal
@@ -99,6 +99,7 @@ class Coordinator:
                 submit=self.submit,
             )
         )
+        self._roster = Roster(self._models, journal, self.feed, self._lives, self._submitting)
 
     @property
     def epoch(self) -> int:
@@ -183,27 +184,10 @@ class Coordinator:
             await self._journal.publish(runtime.published.awake_again())
 
     async def create(self, model: ModelConfig) -> ModelView:
-        """Raises ModelExists."""
-        if self._lives is None:
-            raise RuntimeError("this coordinator makes no ranks")
-        async with self._submitting:
-            known = self._models.get(model.name)
-            if known is not None and (known.config != model or known.deleting):
-                state = "is being deleted" if known.deleting else "is there, with another configuration"
-                raise ModelExists(f"a model {model.name!r} {state}; create it when that one is deleted")
-            if known is None:
-                await self._journal.add_model(model)
-                known = self._models[model.name] = ModelRuntime(model, Published(model.name))
-                self._lives.begin(known)
-                self.feed.add(model=known.view())
-            return known.view()
+        return await self._roster.create(model)
 
     async def adapt(self, model: ModelConfig) -> ModelView:
-        """Raises KeyError, ModelExists."""
-        async with self._submitting:
-            known = await adapted(self._models, self._journal, model)
-        self.feed.add(model=known.view())
-        return known.view()
+        return await self._roster.adapt(model)
 
     async def _settle(self, runtime: ModelRuntime) -> None:
         """In a task of its own when ranks do not answer, so that others need not wait for them."""
