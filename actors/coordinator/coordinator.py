@@ -187,7 +187,9 @@ class Coordinator:
         return await self._roster.create(model)
 
     async def adapt(self, model: ModelConfig) -> ModelView:
-        return await self._roster.adapt(model)
+        view = await self._roster.adapt(model)
+        self._look(self._models[model.name])
+        return view
 
     async def _settle(self, runtime: ModelRuntime) -> None:
         """In a task of its own when ranks do not answer, so that others need not wait for them."""
