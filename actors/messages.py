@@ -65,6 +65,7 @@ class RestoreMode(StrEnum):
 class DrainMode(StrEnum):
     FINISH = "finish"
     ABORT = "abort"
+    FREEZE = "freeze"  # running requests stop between two tokens and go on after the wake
     IF_IDLE = "if_idle"  # refuse unless nothing runs or waits
 
 
@@ -157,6 +158,7 @@ class RejectCode(StrEnum):
 class DrainSpec:
     mode: DrainMode = DrainMode.FINISH
     timeout_s: float | None = None  # None: the configured deadline
+    freeze_timeout_s: float | None = None  # frozen requests end with `abort` after so long; None: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +278,9 @@ class RankStatus:
     memory: tuple[Mapping[str, object], ...] = ()  # Ledger.memory() rows
     gate_open: bool = False  # leader only
     gate_reason: GateReason | None = None
-    live_sequences: int = 0
     idle_s: float = 0.0  # leader only: since the last request came or ended; 0 while any is inside
+    live_sequences: int = 0  # frozen ones included
+    frozen_requests: int = 0  # leader only
     prefix_tokens: int = 0
     error: str = ""
     staging: str | None = None  # the operation whose stage runs; it is not in ledger_phase yet

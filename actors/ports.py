@@ -64,6 +64,9 @@ class RankPort(Protocol):
     async def drain(self, call: PhaseCall, spec: DrainSpec, timeout_s: float, lease_s: float) -> PhaseReply:
         """Leader only. Closes the gate and waits until nothing runs; at the time-out reopens and answers ok False.
 
+        Mode freeze waits for nobody: the stage stops what runs between two tokens, and it goes on when the gate
+        opens. What an earlier operation has frozen does not run.
+
         Mode if_idle answers ok False at once where anything runs, and has then touched nothing.
         The gate reopens by itself when lease_s pass without a stage or a release.
         """

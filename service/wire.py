@@ -40,6 +40,7 @@ def rank_json(status: RankStatus) -> dict[str, Any]:
         "memory": memory_by_tag(status),
         "regions": [dict(row) for row in status.memory],
         "live_sequences": status.live_sequences,
+        "frozen_requests": status.frozen_requests,
         "prefix_tokens": status.prefix_tokens,
         "error": status.error,
     }

@@ -96,7 +96,7 @@ def request_from_json(text: str) -> OperationRequest:
     raw["kind"] = Kind(raw["kind"])
     raw["tags"] = None if raw["tags"] is None else tuple(raw["tags"])
     raw["restore"] = {tag: RestoreMode(mode) for tag, mode in raw["restore"].items()}
-    raw["drain"] = DrainSpec(DrainMode(raw["drain"]["mode"]), raw["drain"]["timeout_s"])
+    raw["drain"] = DrainSpec(**{**raw["drain"], "mode": DrainMode(raw["drain"]["mode"])})
     raw["on_conflict"] = OnConflict(raw["on_conflict"])
     raw["origin"] = Origin(raw.get("origin", Origin.CALLER))
     raw["on_expiry"] = OnExpiry(raw.get("on_expiry", OnExpiry.KEEP))

@@ -131,6 +131,10 @@ class TransformersEngine:
     def resume(self) -> None:
         self._loaded().resume()
 
+    def reap(self, allowed: bool) -> None:
+        if isinstance(self._loop, LeaderLoop):
+            self._loop.reap(allowed)
+
     def refresh(self) -> None:
         """Nothing is derived from weights or pages; what is checked is that the module still uses its regions."""
         if self._model is not None and self._adopted is not None:

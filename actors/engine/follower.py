@@ -106,9 +106,12 @@ class FollowerLoop:
         return not isinstance(message, Farewell)
 
     def _follow(self, plan: StepPlan) -> bool:
-        """Replay, acknowledge, run. A plan that comes while this rank is stopped waits for `resume`."""
+        """Replay, acknowledge, run. A plan that comes while this rank is stopped waits for `resume`.
+
+        But for one that only lets sequences go: the leader sends it at rest, too.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: not self._stopped or self._closing)
+            self._changed.wait_for(lambda: plan.only_closes or not self._stopped or self._closing)
             if self._closing:
                 return False
         try:

@@ -50,6 +50,8 @@ class LeaderLoop:
         self._next_key = 0
         self._pause_wanted = False
         self._paused = False
+        self._reap_allowed = False
+        self._reaping = False
         self._closing = False
         self._error = ""
         self._number = 0
@@ -73,7 +75,7 @@ class LeaderLoop:
 
     def cancel(self, request_id: str) -> None:
         with self._changed:
-            if request_id in self._live:
+            if request_id in self._live and request_id not in self._cancels:
                 self._cancels.append(request_id)
                 self._changed.notify_all()
 
@@ -101,6 +103,13 @@ class LeaderLoop:
         with self._changed:
             self._pause_wanted = False
             self._changed.notify_all()
+
+    def reap(self, allowed: bool) -> None:
+        with self._changed:
+            self._reap_allowed = allowed
+            self._changed.notify_all()
+            # Ends with its messages to the followers, which have a time-out.
+            self._changed.wait_for(lambda: allowed or not self._reaping or bool(self._error))
 
     def error(self) -> str:
         with self._changed:
@@ -134,34 +143,53 @@ class LeaderLoop:
             if self._closing:
                 return False
             pause, proceed = self._pause_wanted and not self._paused, self._paused and not self._pause_wanted
+            self._reaping = reaping = self._paused and not proceed
             arrivals: list[Request] = []
             cancels: list[str] = []
             if not pause and not proceed:
                 arrivals, self._arrivals = self._arrivals, []
                 cancels, self._cancels = self._cancels, []
         if pause:
+            self._scheduler.park()
             self._flush()
             self._channel.send(Pause(self._number))
             self._synchronize()
         elif proceed:
+            self._scheduler.thaw()
             self._channel.send(Proceed())
+        elif reaping:
+            self._reap(arrivals, cancels)
         if pause or proceed:
             with self._changed:
                 self._paused = pause
                 self._changed.notify_all()
-        else:
+        elif not reaping:
             self._step(arrivals, cancels)
         return True
 
     def _has_turn(self) -> bool:
         if self._closing or self._pause_wanted != self._paused:
             return True
-        return not self._paused and bool(self._arrivals or self._cancels or len(self._scheduler))
+        if self._paused:
+            return self._reap_allowed and bool(self._cancels)
+        return bool(self._arrivals or self._cancels or len(self._scheduler))
 
-    def _step(self, arrivals: list[Request], cancels: list[str]) -> None:
+    def _take_in(self, arrivals: list[Request], cancels: list[str]) -> list[TokenEvent]:
         for request in arrivals:
             self._scheduler.add(request)
-        events = self._scheduler.cancel(cancels)
+        return self._scheduler.cancel(cancels)
+
+    def _reap(self, arrivals: list[Request], cancels: list[str]) -> None:
+        """Between two steps, at rest: end the cancelled ones here and let their sequences go on every rank."""
+        events = self._take_in(arrivals, cancels)
+        self._flush()
+        self._give_out(events)
+        with self._changed:
+            self._reaping = False
+            self._changed.notify_all()
+
+    def _step(self, arrivals: list[Request], cancels: list[str]) -> None:
+        events = self._take_in(arrivals, cancels)
         chunks, ended = self._scheduler.schedule()
         events += ended
         if chunks:

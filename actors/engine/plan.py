@@ -47,6 +47,11 @@ class StepPlan:
     operations: tuple[Operation, ...] = ()
     chunks: tuple[Chunk, ...] = ()
 
+    @property
+    def only_closes(self) -> bool:
+        """It may be followed at rest: a cache lets go of sequences at any time, also while it sleeps."""
+        return not self.chunks and all(operation.act is Act.CLOSE for operation in self.operations)
+
 
 @dataclass(frozen=True, slots=True)
 class Go:

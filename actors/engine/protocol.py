@@ -47,11 +47,19 @@ class Engine(Protocol):
     def quiesce(self, timeout_s: float) -> int:
         """Stop between two steps and stay there; returns the step number. Raises TimeoutError. Idempotent.
 
+        Requests that run are frozen: they keep what they have, and their sequences are suspended on every rank.
+
         The device is idle afterwards. `resume` goes on.
         """
 
     def resume(self) -> None:
-        """Go on stepping after quiesce."""
+        """Go on stepping after quiesce. Frozen requests whose K and V were discarded are computed again."""
+
+    def reap(self, allowed: bool) -> None:
+        """Leader, while it rests: whether cancelled requests end and let go of their sequences, on all ranks.
+
+        Else they wait for `reap(True)` or `resume`. With False it returns when none is under way any more.
+        """
 
     def refresh(self) -> None:
         """After a wake's contents are back: recompute what depends on them. Repeatable."""

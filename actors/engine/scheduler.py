@@ -51,6 +51,18 @@ class Scheduler:
         found = [r for r in (*self._waiting, *self._running, *self._suspended) if r.id in wanted]
         return [self._end(request, FinishReason.ABORT) for request in found]
 
+    def park(self) -> None:
+        """Suspend all that run, so that nothing is computed. None gave way: all come back when there is room."""
+        for request in tuple(self._running):
+            self._set_aside(request)
+        self._full = False
+
+    def thaw(self) -> None:
+        """After `park`. Whose K and V a sleep has discarded is computed again, from the tokens so far."""
+        for request in tuple(self._suspended):
+            if self._book.contents_lost(request.key):
+                self._release(request)
+
     def schedule(self) -> tuple[list[Chunk], list[TokenEvent]]:
         """The next step's chunks, pages made for them; and the ends of requests that can never fit."""
         chunks: list[Chunk] = []
@@ -153,12 +165,15 @@ class Scheduler:
         return True
 
     def _suspend(self, request: Request) -> None:
+        self._set_aside(request)
+        self._full = True  # until somebody ends: it would only be pushed out again
+        self.preemptions += 1
+
+    def _set_aside(self, request: Request) -> None:
         self._book.suspend(request.key)
         self._running.remove(request)
         request.place = Place.SUSPENDED
         insort(self._suspended, request, key=_arrival)
-        self._full = True  # until somebody ends: it would only be pushed out again
-        self.preemptions += 1
 
     def _release(self, request: Request) -> None:
         """Let a suspended sequence go; what it computed is found again where its blocks survive."""

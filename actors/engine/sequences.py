@@ -46,6 +46,10 @@ class SequenceBook:
     def close(self, key: int) -> None:
         self._act(Operation(Act.CLOSE, key))
 
+    def contents_lost(self, key: int) -> bool:
+        """Whether a sleep has discarded K and V that it had."""
+        return self._sequences[key].contents_lost
+
     def page_table(self, key: int) -> NDArray[np.int32]:
         return self._sequences[key].page_table
 

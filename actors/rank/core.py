@@ -256,6 +256,7 @@ class RankCore:
             gate_reason=reason,
             live_sequences=leader.gate.running if leader else 0,
             idle_s=leader.front_ends.idle_s() if leader else 0.0,
+            frozen_requests=leader.gate.frozen if leader else 0,
             prefix_tokens=machinery.prefix_tokens() if machinery else 0,
             error=machinery.error if machinery else self._error,
             staging=staging,

@@ -7,13 +7,14 @@ futures are dealt with after it has been let go.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from enum import StrEnum
 
-from torpor.actors.messages import FinishReason, GateReason
+from torpor.actors.messages import DrainMode, FinishReason, GateReason
 
 Clock = Callable[[], float]
 
@@ -21,7 +22,7 @@ Clock = Callable[[], float]
 class Emptied(StrEnum):
     """How a drain's wait ended."""
 
-    IDLE = "idle"  # nothing runs any more
+    IDLE = "idle"  # nothing runs any more, or what does will be frozen
     RELEASED = "released"  # the operation was taken back meanwhile
     FAILED = "failed"  # the model failed meanwhile
 
@@ -48,9 +49,11 @@ class _Hold:
 
     operation: str
     before: GateReason | None
+    frozen_before: float | None
     emptied: Future[Emptied] | None = None
     lease_ends_at: float | None = None
     staging: bool = False  # from here on no lease and no other operation reopens the gate
+    freeze_s: float | None = None  # its stage freezes what is inside, for so long at most
     aborted: int = 0
 
 
@@ -58,6 +61,9 @@ class Gate:
     """Open, or closed with a reason. Thread-safe.
 
     Life of an operation: begin_drain → drained → hold_for_stage → staged → settle, or release to undo.
+
+    Frozen requests keep their places inside: from the stage of a freeze until the gate opens nothing runs, although
+    there are some.
     """
 
     def __init__(self, clock: Clock, capacity: int) -> None:
@@ -67,6 +73,7 @@ class Gate:
         self._reason: GateReason | None = GateReason.LOADING
         self._admitted: set[str] = set()
         self._hold: _Hold | None = None
+        self._frozen_until: float | None = None  # what is inside stands still; None: it runs
 
     @property
     def reason(self) -> GateReason | None:
@@ -82,9 +89,15 @@ class Gate:
 
     @property
     def running(self) -> int:
-        """Requests admitted and not yet left."""
+        """Requests admitted and not yet left, frozen ones too."""
         with self._lock:
             return len(self._admitted)
+
+    @property
+    def frozen(self) -> int:
+        """Of them, those that stand still until the gate opens."""
+        with self._lock:
+            return len(self._admitted) if self._frozen_until is not None else 0
 
     def admitted(self) -> tuple[str, ...]:
         with self._lock:
@@ -111,15 +124,18 @@ class Gate:
             emptied = hold.emptied if hold is not None and not self._admitted else None
         _resolve(emptied, Emptied.IDLE)
 
-    def begin_drain(self, operation: str, only_if_idle: bool = False) -> Future[Emptied]:
+    def begin_drain(
+        self, operation: str, mode: DrainMode = DrainMode.FINISH, freeze_timeout_s: float | None = None
+    ) -> Future[Emptied]:
         """Close for this operation. The future resolves when nothing runs any more. Repeatable.
 
-        An operation that was left lying in its drain is overtaken. Raises GateHeld where one has staged, and
-        NotIdle with only_if_idle where anybody is inside.
+        A freeze resolves at once; what is frozen already is waited for by an abort only. An operation that was left
+        lying in its drain is overtaken. Raises GateHeld where one has staged, and NotIdle for `if_idle` where
+        anybody is inside.
         """
         future: Future[Emptied] = Future()
         with self._lock:
-            if only_if_idle and self._admitted:
+            if mode is DrainMode.IF_IDLE and self._admitted:
                 raise NotIdle(
                     f"{len(self._admitted)} requests run or wait; ask again when they have ended, "
                     "or drain with mode finish or abort"
@@ -127,9 +143,12 @@ class Gate:
             overtaken = self._hold.emptied if self._hold is not None else None
             hold = self._take(operation)
             hold.emptied, hold.lease_ends_at = future, None
+            if mode is DrainMode.FREEZE:
+                hold.freeze_s = math.inf if freeze_timeout_s is None else freeze_timeout_s
             if self._reason is not GateReason.FAILED:
                 self._reason = GateReason.DRAINING
-            idle = not self._admitted
+            stands_still = self._frozen_until is not None and mode is not DrainMode.ABORT
+            idle = not self._admitted or mode is DrainMode.FREEZE or stands_still
             failed = self._reason is GateReason.FAILED
         _resolve(overtaken, Emptied.RELEASED)
         if failed or idle:
@@ -146,18 +165,24 @@ class Gate:
             return hold.aborted
 
     def hold_for_stage(self, operation: str, reason: GateReason) -> None:
-        """Keep the gate closed for the stage; from now no lease reopens it.
+        """Keep the gate closed for the stage; from now no lease reopens it, and what a freeze found is frozen.
 
         Raises NotDrained where requests could run: the gate is open (no drain, or its lease has ended);
         GateHeld where another operation has staged.
         """
         with self._lock:
-            if self._reason is None or self._admitted:
+            hold = self._hold
+            freezes = hold is not None and hold.operation == operation and hold.freeze_s is not None
+            runs = bool(self._admitted) and self._frozen_until is None and not freezes
+            if self._reason is None or runs:
                 raise NotDrained(
                     "the gate was not drained, or the drain's lease has ended; start the operation again"
                 )
             hold = self._take(operation)
             hold.staging, hold.lease_ends_at = True, None
+            if hold.freeze_s is not None:
+                before = math.inf if self._frozen_until is None else self._frozen_until
+                self._frozen_until = min(before, self._clock() + hold.freeze_s)
             if self._reason is not GateReason.FAILED:
                 self._reason = reason
 
@@ -178,8 +203,10 @@ class Gate:
         _resolve(hold.emptied, Emptied.RELEASED)
 
     def settle(self, operation: str, reason: GateReason | None) -> None:
-        """The operation is published: None opens. A failed gate stays closed."""
+        """The operation is published: None opens, and what was frozen runs. A failed gate stays closed."""
         with self._lock:
+            if reason is None:
+                self._frozen_until = None
             hold = self._hold
             if hold is not None and hold.operation == operation:
                 self._hold = None
@@ -210,6 +237,14 @@ class Gate:
             elif self._reason is not GateReason.FAILED:
                 self._reason = GateReason.IN_DOUBT
 
+    def freeze_is_over(self) -> bool:
+        """Whether frozen requests have waited for as long as they may; told once."""
+        with self._lock:
+            if self._frozen_until is None or self._clock() < self._frozen_until or not self._admitted:
+                return False
+            self._frozen_until = math.inf
+            return True
+
     def _take(self, operation: str) -> _Hold:
         # Under the lock. What an overtaken operation did is undone first.
         hold = self._hold
@@ -219,11 +254,12 @@ class Gate:
             self._undo(hold)
             hold = None
         if hold is None:
-            hold = self._hold = _Hold(operation, self._reason)
+            hold = self._hold = _Hold(operation, self._reason, self._frozen_until)
         return hold
 
     def _undo(self, hold: _Hold) -> None:
         self._hold = None
+        self._frozen_until = hold.frozen_before
         if self._reason is not GateReason.FAILED:
             self._reason = hold.before
 

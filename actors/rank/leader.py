@@ -70,8 +70,10 @@ class Leader:
         self._cancel_in_engine(running)
 
     def tick(self) -> None:
-        """Look at the leases of drains and of front ends; to be called every second or so."""
+        """Look at the leases of drains and of front ends, and at freezes; to be called every second or so."""
         self.gate.tick()
+        if self.gate.freeze_is_over():
+            self.abort_running()
         self._cancel_in_engine(self.front_ends.expire())
 
     async def _submit(self, front_end: str, request: GenerateRequest) -> AdmissionReply:

@@ -53,6 +53,7 @@ class Machinery:
         self.error = ""
         self.undefined: frozenset[str] = frozenset()
         self._stepping = True
+        self._planned = ""  # the operation that was planned last
         self._last: tuple[str, str] | None = None  # operation and kind of the last one committed
         self._prefix_tokens = 0  # as last seen; while a stage or commit works nobody asks the managers
         self._working = False
@@ -60,7 +61,12 @@ class Machinery:
         self._reading = threading.Lock()
 
     def plan(self, operation: str, request: OperationRequest) -> Planned:
-        """What the operation would do here. Reads only; traffic may run."""
+        """What the operation would do here. Reads only; traffic may run.
+
+        Until the operation ends no sequence comes or goes while the engine rests: the ranks compare their plans.
+        """
+        self.engine.reap(False)
+        self._planned = operation
         plan = self._plan(operation, request)
         memory = self.memory()
         numbers = {
@@ -77,7 +83,8 @@ class Machinery:
     def stage(self, tx: Transaction, leader: Leader | None, deadline: float) -> Planned:
         """Stop the engine between two steps, plan again now that nothing moves, and stage.
 
-        On a throw or a refusal the memory is as before and the engine steps again if it did.
+        On a throw or a refusal the memory is as before; the engine rests until the abort, since other ranks may have
+        staged, and nobody can take a step without them.
         """
         assert tx.request is not None and tx.plan is not None
         if is_noop(tx.plan):
@@ -85,19 +92,12 @@ class Machinery:
         if leader is not None:
             reason = GateReason.SLEEPING if tx.request.kind is Kind.SLEEP else GateReason.WAKING
             leader.gate.hold_for_stage(tx.operation, reason)
-        stepping = self._stepping
-        try:
-            step = self._quiesce(tx, deadline)
-            tx.prefix_tokens = self.prefix_tokens()
-            planned = self.plan(tx.operation, tx.request)
-            if not planned.refusals:
-                self._stage(tx, planned.plan, deadline)
-        except BaseException:
-            self._resume(stepping)
-            raise
+        step = self._quiesce(tx, deadline)
+        tx.prefix_tokens = self.prefix_tokens()
+        planned = self.plan(tx.operation, tx.request)
         if planned.refusals:
-            self._resume(stepping)
             return planned
+        self._stage(tx, planned.plan, deadline)
         tx.plan = planned.plan
         # Ranks that stopped at another step, or that hold other pages, must not go through together (M7).
         digest = f"{planned.plan.digest}@{step}"
@@ -150,7 +150,7 @@ class Machinery:
             if status["operation"] != tx.operation:
                 return  # an abort that comes late must not set the engine going under another operation's stage
             self.ledger.abort()
-        self._settle()
+        self._settle(ended=tx.operation == self._planned)
 
     def transaction(self) -> tuple[LedgerPhase, str | None, Kind | None]:
         """Phase, operation and kind of what is staged, else of what was committed last."""
@@ -184,14 +184,15 @@ class Machinery:
                     raise
         return self.ledger.commit()
 
-    def _settle(self) -> GateReason | None:
+    def _settle(self, ended: bool = True) -> GateReason | None:
+        """ended: no operation counts sequences here any more, so that those of cancelled requests may go."""
         if self.error:
             return GateReason.FAILED
-        if self.ledger.parked_tags:
-            return GateReason.ASLEEP
-        if self.undefined:
-            return GateReason.CONTENTS_UNDEFINED
-        self._resume(True)
+        if self.ledger.parked_tags or self.undefined:
+            if ended:
+                self.engine.reap(True)
+            return GateReason.ASLEEP if self.ledger.parked_tags else GateReason.CONTENTS_UNDEFINED
+        self._resume()
         return None
 
     def _plan(self, operation: str, request: OperationRequest) -> Plan:
@@ -251,7 +252,7 @@ class Machinery:
             self._stepping = False
             return step
 
-    def _resume(self, wanted: bool) -> None:
-        if wanted and not self._stepping:
+    def _resume(self) -> None:
+        if not self._stepping:
             self.engine.resume()
             self._stepping = True

@@ -25,7 +25,7 @@ from torpor.actors.messages import (
 from torpor.actors.rank.gate import Emptied, GateHeld, NotIdle
 from torpor.actors.rank.leader import Leader
 from torpor.actors.rank.machinery import Machinery
-from torpor.actors.rank.replies import refusal_of
+from torpor.actors.rank.replies import is_noop, refusal_of
 from torpor.actors.rank.transaction import Transaction, Transactions
 
 DOUBT_S = (
@@ -84,6 +84,9 @@ class Phases:
                 return self._reply(call)
             if tx.said_yes(Phase.PREFLIGHT) and self._planned != call.operation:
                 return self._refused(call, "another operation began here since; start this one again")
+            noop = tx.said_yes(Phase.PREFLIGHT) and tx.plan is not None and is_noop(tx.plan)
+            if noop and spec.mode is not DrainMode.ABORT:
+                return self._reply(call)  # whoever is inside need not stop for it (C1)
             return await self._drain(self._leader, call, spec, timeout_s, lease_s)
 
         # Not remembered: a drain that is asked for again closes again, and begins a new lease.
@@ -127,11 +130,13 @@ class Phases:
     ) -> PhaseReply:
         gate = leader.gate
         try:
-            emptied = gate.begin_drain(call.operation, only_if_idle=spec.mode is DrainMode.IF_IDLE)
+            emptied = gate.begin_drain(call.operation, spec.mode, spec.freeze_timeout_s)
         except (GateHeld, NotIdle) as error:
             return self._reply(call, (refusal_of(error),))
         if spec.mode is DrainMode.ABORT:
             await asyncio.to_thread(leader.abort_running)
+            # Also those that are frozen: no rank counts its sequences before this drain is over.
+            await asyncio.to_thread(self._machinery.engine.reap, True)
         try:
             how = await asyncio.wait_for(asyncio.wrap_future(emptied), timeout_s)
         except TimeoutError:
@@ -141,6 +146,8 @@ class Phases:
             return self._reply(call, (Refusal(RejectCode.DRAIN_TIMEOUT, reason),), aborted_requests=aborted)
         aborted = gate.drained(call.operation, lease_s)
         if how is Emptied.IDLE:
+            if spec.mode is DrainMode.ABORT:
+                await asyncio.to_thread(self._machinery.engine.reap, False)
             return self._reply(call, aborted_requests=aborted)
         code = RejectCode.RANK_FAILED if how is Emptied.FAILED else RejectCode.CANCELLED
         return self._reply(call, (Refusal(code, f"the drain was {how.value}"),), aborted_requests=aborted)

@@ -35,6 +35,7 @@ class ToyEngine:
         self._lock = threading.Condition()
         self._want_rest = False
         self._resting = False
+        self._reap_allowed = False
         self._closing = False
         self._error = ""
         self._sink: EventSink | None = None
@@ -88,6 +89,11 @@ class ToyEngine:
             self._want_rest = self._resting = False
             self._lock.notify_all()
 
+    def reap(self, allowed: bool) -> None:
+        with self._lock:
+            self._reap_allowed = allowed
+            self._lock.notify_all()
+
     def refresh(self) -> None:
         self.refreshed += 1
         if self.refresh_error:
@@ -112,10 +118,11 @@ class ToyEngine:
             with self._lock:
                 self._resting = self._want_rest
                 self._lock.notify_all()
-                if self._want_rest or not self._running:
+                reaps = self._resting and self._reap_allowed and bool(self._cancelled)
+                if (self._want_rest or not self._running) and not reaps:
                     self._lock.wait(0.1)
                     continue
-                events = self._step()
+                events = self._reap() if reaps else self._step()
             assert self._sink is not None
             self._sink(events)
             time.sleep(self.step_s)
@@ -136,6 +143,15 @@ class ToyEngine:
                 del self._running[request]
                 self._cancelled.discard(request)
         return events
+
+    def _reap(self) -> Sequence[TokenEvent]:
+        gone = [request for request in self._running if request in self._cancelled]
+        self._cancelled.clear()
+        said = {request: self._running.pop(request)[0] for request in gone}
+        return [
+            TokenEvent(request, finish_reason=FinishReason.ABORT, completion_tokens=count)
+            for request, count in said.items()
+        ]
 
 
 def make_engine(spec: RankSpec, ledger: Ledger, device: Device) -> ToyEngine:

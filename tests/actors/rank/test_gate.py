@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from torpor.actors.messages import FinishReason, GateReason
+from torpor.actors.messages import DrainMode, FinishReason, GateReason
 from torpor.actors.rank.gate import Emptied, Gate, GateFull, GateHeld, NotDrained, NotIdle
 
 
@@ -93,11 +93,11 @@ def test_a_drain_that_wants_an_idle_gate_is_refused_with_one_inside_and_the_gate
     """G2, G1: decided under the mutex of the admissions."""
     gate.admit("a")
     with pytest.raises(NotIdle, match="1 requests run or wait"):
-        gate.begin_drain("op", only_if_idle=True)
+        gate.begin_drain("op", DrainMode.IF_IDLE)
     assert (gate.holder, gate.admit("b")) == (None, None)
     gate.leave("a", FinishReason.STOP)
     gate.leave("b", FinishReason.STOP)
-    assert gate.begin_drain("op", only_if_idle=True).result(0) is Emptied.IDLE
+    assert gate.begin_drain("op", DrainMode.IF_IDLE).result(0) is Emptied.IDLE
     assert gate.admit("c") is GateReason.DRAINING
 
 
@@ -112,7 +112,7 @@ def test_between_an_idle_drain_and_a_door_one_of_both_wins(gate: Gate) -> None:
             if stop.is_set():
                 return
             try:
-                gate.begin_drain(f"op-{i}", only_if_idle=True)
+                gate.begin_drain(f"op-{i}", DrainMode.IF_IDLE)
                 closed.append(gate.running)
                 gate.release(f"op-{i}")
             except NotIdle:
@@ -223,3 +223,102 @@ def test_a_gate_holds_no_more_than_its_capacity(clock: Clock) -> None:
         gate.admit("b")
     gate.leave("a", FinishReason.STOP)
     assert gate.admit("b") is None
+
+
+def frozen(gate: Gate, clock: Clock, freeze_timeout_s: float | None = None) -> None:
+    """Asleep, with "a" and "b" frozen inside."""
+    gate.admit("a")
+    gate.admit("b")
+    assert gate.begin_drain("freeze", DrainMode.FREEZE, freeze_timeout_s).result(0) is Emptied.IDLE
+    gate.drained("freeze", lease_s=5)
+    gate.hold_for_stage("freeze", GateReason.SLEEPING)
+    gate.staged("freeze", lease_s=5)
+    gate.settle("freeze", GateReason.ASLEEP)
+
+
+def test_frozen_requests_keep_their_places_until_the_gate_opens(gate: Gate, clock: Clock) -> None:
+    """G2: and count among those that it may hold."""
+    frozen(gate, clock)
+    assert (gate.running, gate.frozen) == (2, 2)
+    assert gate.admit("c") is GateReason.ASLEEP
+    gate.leave("a", FinishReason.ABORT)
+    assert (gate.running, gate.frozen) == (1, 1)
+    gate.hold_for_stage("wake", GateReason.WAKING)
+    gate.settle("wake", None)
+    assert (gate.running, gate.frozen) == (1, 0)
+    with pytest.raises(NotIdle):
+        gate.begin_drain("next", DrainMode.IF_IDLE)
+
+
+def test_a_stage_over_requests_that_nobody_froze_is_refused(gate: Gate) -> None:
+    gate.admit("a")
+    gate.begin_drain("op")
+    with pytest.raises(NotDrained):
+        gate.hold_for_stage("op", GateReason.SLEEPING)
+
+
+def test_a_freeze_that_is_taken_back_leaves_its_requests_running(gate: Gate) -> None:
+    gate.admit("a")
+    gate.begin_drain("op", DrainMode.FREEZE, 1.0)
+    gate.hold_for_stage("op", GateReason.SLEEPING)
+    assert gate.frozen == 1
+    gate.release("op")
+    assert (gate.reason, gate.running, gate.frozen) == (None, 1, 0)
+    gate.begin_drain("other")
+    with pytest.raises(NotDrained):
+        gate.hold_for_stage("other", GateReason.SLEEPING)
+
+
+def test_a_wake_that_is_taken_back_leaves_them_frozen(gate: Gate, clock: Clock) -> None:
+    frozen(gate, clock)
+    gate.hold_for_stage("wake", GateReason.WAKING)
+    gate.release("wake")
+    assert (gate.reason, gate.frozen) == (GateReason.ASLEEP, 2)
+
+
+@pytest.mark.parametrize("mode", [DrainMode.FINISH, DrainMode.FREEZE])
+def test_a_drain_waits_for_nobody_who_is_frozen_already(gate: Gate, clock: Clock, mode: DrainMode) -> None:
+    frozen(gate, clock)
+    assert gate.begin_drain("further", mode).result(0) is Emptied.IDLE
+    gate.hold_for_stage("further", GateReason.SLEEPING)
+
+
+def test_an_aborting_drain_waits_for_those_who_are_frozen(gate: Gate, clock: Clock) -> None:
+    frozen(gate, clock)
+    emptied = gate.begin_drain("further", DrainMode.ABORT)
+    gate.leave("a", FinishReason.ABORT)
+    assert not emptied.done()
+    gate.leave("b", FinishReason.ABORT)
+    assert emptied.result(0) is Emptied.IDLE
+    assert gate.drained("further", lease_s=5) == 2
+
+
+def test_a_drain_that_wants_an_idle_gate_finds_frozen_requests(gate: Gate, clock: Clock) -> None:
+    frozen(gate, clock)
+    with pytest.raises(NotIdle):
+        gate.begin_drain("further", DrainMode.IF_IDLE)
+    assert gate.reason is GateReason.ASLEEP
+
+
+def test_a_freeze_is_over_after_its_time_and_says_so_once(gate: Gate, clock: Clock) -> None:
+    frozen(gate, clock, freeze_timeout_s=10.0)
+    clock.now = 9.9
+    assert not gate.freeze_is_over()
+    clock.now = 10.0
+    assert gate.freeze_is_over()
+    assert not gate.freeze_is_over()
+
+
+def test_a_further_freeze_does_not_lengthen_the_first(gate: Gate, clock: Clock) -> None:
+    frozen(gate, clock, freeze_timeout_s=10.0)
+    gate.begin_drain("further", DrainMode.FREEZE)
+    gate.hold_for_stage("further", GateReason.SLEEPING)
+    gate.settle("further", GateReason.ASLEEP)
+    clock.now = 10.0
+    assert gate.freeze_is_over()
+
+
+def test_a_freeze_without_a_limit_lasts(gate: Gate, clock: Clock) -> None:
+    frozen(gate, clock)
+    clock.now = 1e9
+    assert not gate.freeze_is_over()
