@@ -25,9 +25,8 @@ from torpor.service.problems import Code, Problem
 
 MODES = [mode.value for mode in RestoreMode]
 DRAIN_MODES = [mode.value for mode in DrainMode]
-# Fields and values of later versions: refused by name, with other words than a misspelt one.
-LATER_FIELDS = frozenset({"freeze_timeout_s"})
-LATER_VALUES = frozenset({"disk", "freeze"})
+# Values of later versions: refused by name, with other words than a misspelt one.
+LATER_VALUES = frozenset({"disk"})
 MAX_BODY_BYTES = 16 << 20  # the longest prompts are far below
 
 MIN_LEASE_S = 1.0  # renewed three times in it, over a network
@@ -39,8 +38,17 @@ class _Body(BaseModel):
 
 
 class DrainBody(_Body):
-    mode: Literal["finish", "abort", "if_idle"] = "finish"
+    """freeze_timeout_s: of mode freeze; its requests end with `abort` after so long. Without one: never."""
+
+    mode: Literal["finish", "abort", "freeze", "if_idle"] = "finish"
     timeout_s: Seconds | None = None
+    freeze_timeout_s: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _only_a_freeze_has_a_limit(self) -> DrainBody:
+        if self.freeze_timeout_s is not None and self.mode != "freeze":
+            raise ValueError(f"freeze_timeout_s goes with mode freeze, not {self.mode}")
+        return self
 
 
 class OperationBody(_Body):
@@ -145,12 +153,6 @@ def parse(shape: type[BodyT], tree: dict[str, Any] | None) -> BodyT:
 def _problem(shape: type[BaseModel], error: ValidationError) -> Problem:
     faults = error.errors()
     unknown = [fault["loc"] for fault in faults if fault["type"] == "extra_forbidden"]
-    later = [loc for loc in unknown if str(loc[-1]) in LATER_FIELDS]
-    if later:
-        names = ", ".join(dotted(loc) for loc in later)
-        return Problem(
-            422, Code.NOT_AVAILABLE, f"Not available yet in this version: {names}", hint="Leave it out."
-        )
     if unknown:
         names = ", ".join(dotted(loc) for loc in unknown)
         known = sorted((DrainBody if unknown[0][0] == "drain" else shape).model_fields)
@@ -207,7 +209,7 @@ def to_request(
     if isinstance(body, SleepBody):
         own = {"wake_on_request": body.wake_on_request, "lease_s": body.lease_s}
         own["on_expiry"] = OnExpiry(body.on_expiry or OnExpiry.KEEP)
-        drain = DrainSpec(DrainMode(body.drain.mode), body.drain.timeout_s)
+        drain = DrainSpec(DrainMode(body.drain.mode), body.drain.timeout_s, body.drain.freeze_timeout_s)
         restore = {tag: RestoreMode(mode) for tag, mode in body.restore.items()}
         overflow = body.overflow
     named = "on_conflict" in body.model_fields_set

@@ -23,6 +23,7 @@ class Context:
     clock: Callable[[], float] = time.time
     new_id: Callable[[], str] = field(default=lambda: uuid.uuid4().hex)
     probe_timeout_s: float = 2.0
+    keep_alive_s: float = 10.0  # of silence in a stream, until it gets a comment
     metrics_timeout_s: float = 5.0  # a rank that is silent keeps a listing waiting for some seconds
 
 

@@ -72,7 +72,7 @@ REJECT_HINT: Mapping[RejectCode, str] = {
     RejectCode.HOST_MEMORY: "Sleep with a restore mode that keeps less, or raise the host tier or node.host_bytes.",
     RejectCode.EXTERNAL_REGISTRATION: "Close the registration that is named, then repeat.",
     RejectCode.DEVICE_BUSY: "Something still computes on the device; repeat when it has ended.",
-    RejectCode.NOT_IDLE: 'Repeat when nothing runs, or drain with `"finish"` or `"abort"`; nothing was changed.',
+    RejectCode.NOT_IDLE: 'Repeat when nothing runs, or with `"drain": {"mode": "freeze"}`; nothing was changed.',
     RejectCode.DRAIN_TIMEOUT: 'Repeat with a longer `drain.timeout_s` or with `"drain": {"mode": "abort"}`.',
     RejectCode.STAGE_TIMEOUT: "Repeat with a longer `timeout_s`; everything is as before.",
     RejectCode.DIGEST_MISMATCH: "The ranks disagree; everything is as before. Repeat, and report it if it lasts.",

@@ -24,6 +24,7 @@ def sse_json(data: object) -> bytes:
 
 
 SSE_DONE = b"data: [DONE]\n\n"
+SSE_KEEP_ALIVE = b": keep-alive\n\n"  # a comment: clients pass over it
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
@@ -52,14 +53,23 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Sends `chunks` as text/event-stream; runs `close` at the end, also when the client is lost."""
+    """Sends `chunks` as text/event-stream; runs `close` at the end, also when the client is lost.
+
+    keep_alive_s: a stream that is silent for so long, e.g. of a frozen request, gets a comment: whatever stands
+    between it and its client would take it for dead.
+    """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, chunks: AsyncIterator[bytes], close: Callable[[], Awaitable[None]], headers: dict[str, str]
+        self,
+        chunks: AsyncIterator[bytes],
+        close: Callable[[], Awaitable[None]],
+        headers: dict[str, str],
+        keep_alive_s: float,
     ) -> None:
         self._chunks = chunks
+        self._keep_alive_s = keep_alive_s
         self._close = close
         self.status_code = 200
         self.background = None
@@ -78,6 +88,22 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for chunk in self._chunks:
+        async for chunk in _with_keep_alive(self._chunks, self._keep_alive_s):
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _with_keep_alive(chunks: AsyncIterator[bytes], silence_s: float) -> AsyncIterator[bytes]:
+    while True:
+        coming = asyncio.ensure_future(anext(chunks, None))
+        try:
+            while not (await asyncio.wait((coming,), timeout=silence_s))[0]:
+                yield SSE_KEEP_ALIVE
+        finally:
+            if not coming.done():  # nobody reads any more; what is being read cannot be closed
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
+        chunk = coming.result()
+        if chunk is None:
+            return
+        yield chunk

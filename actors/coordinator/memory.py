@@ -136,7 +136,7 @@ class MemoryRank:
             self._end_lease()
             self._lease = asyncio.get_running_loop().call_later(timeout_s + lease_s, self._lease_over, call)
         waited_s = 0.0
-        while spec.mode is DrainMode.FINISH and self.gate.running and waited_s < timeout_s and not self.dead:
+        while self._must_finish(spec) and waited_s < timeout_s and not self.dead:
             await asyncio.sleep(0.05)
             waited_s += 0.05
         return await self._phase("drain", call, lambda: self._drained(call, spec, timeout_s))
@@ -178,6 +178,7 @@ class MemoryRank:
             gate_reason=self.gate.reason if self.rank == 0 else None,
             live_sequences=self.gate.running,
             idle_s=0.0 if self.gate.running else asyncio.get_running_loop().time() - self.gate.quiet_since_s,
+            frozen_requests=self.gate.running if self.ledger.parked else 0,
             error=self.error,
             staging=self.staging,
             gate_operation=self.gate.holder if self.rank == 0 else None,
@@ -185,13 +186,19 @@ class MemoryRank:
         )
 
     def _drained(self, call: PhaseCall, spec: DrainSpec, timeout_s: float) -> PhaseReply:
-        if spec.mode is DrainMode.FINISH and self.gate.running:
+        if self._must_finish(spec):
             self.gate.put_back(call.operation)
             still = f"{self.gate.running} requests still ran after {timeout_s:g} s"
             why = f"{still}; drain with mode abort, or wait longer"
             return self.ledger.refuse(Refusal(RejectCode.DRAIN_TIMEOUT, why))
+        if spec.mode is not DrainMode.ABORT:
+            return self.ledger.accept()
         aborted, self.gate.running = self.gate.running, 0
         return replace(self.ledger.accept(), aborted_requests=aborted)
+
+    def _must_finish(self, spec: DrainSpec) -> bool:
+        """Where something is parked nothing runs: what is inside was frozen."""
+        return spec.mode is DrainMode.FINISH and self.gate.running > 0 and not self.ledger.parked
 
     def _lease_over(self, call: PhaseCall) -> None:
         if self.ledger.phase is LedgerPhase.IDLE and not self.dead:

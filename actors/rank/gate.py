@@ -138,7 +138,7 @@ class Gate:
             if mode is DrainMode.IF_IDLE and self._admitted:
                 raise NotIdle(
                     f"{len(self._admitted)} requests run or wait; ask again when they have ended, "
-                    "or drain with mode finish or abort"
+                    "or drain with mode finish, abort or freeze"
                 )
             overtaken = self._hold.emptied if self._hold is not None else None
             hold = self._take(operation)

@@ -114,10 +114,14 @@ def sleep(
     drain: Annotated[
         str | None,
         typer.Option(
-            metavar="MODE", help="finish or abort what runs; if_idle: only if nothing runs. Default: finish."
+            metavar="MODE",
+            help="finish, abort or freeze what runs; if_idle: only if nothing runs. Default: finish.",
         ),
     ] = None,
     drain_timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds.")] = None,
+    freeze_timeout: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds until frozen requests end. Default: never.")
+    ] = None,
     timeout: Timeout = None,
     wake_on_request: Annotated[
         bool, typer.Option("--wake-on-request", help="No hold: an inference request may wake it.")
@@ -129,7 +133,13 @@ def sleep(
 ) -> None:
     """Give the model's memory back. It is a hold: only `torpor wake` ends it."""
     wishes = {
-        name: value for name, value in (("mode", drain), ("timeout_s", drain_timeout)) if value is not None
+        name: value
+        for name, value in (
+            ("mode", drain),
+            ("timeout_s", drain_timeout),
+            ("freeze_timeout_s", freeze_timeout),
+        )
+        if value is not None
     }
     modes = dict(_tag_and_mode(pair) for pair in restore) if restore else None
     with Client(url) as client:

@@ -69,7 +69,7 @@ async def _generate(request: Request, body: ChatBody | CompletionBody) -> Respon
         return JSONResponse(await while_connected(request, work), headers=headers)
     await while_connected(request, _start(context, generation, body.model))
     chunks = answer_chunks(head, generation.events(), len(asked), body.include_usage)
-    return EventStream(chunks, generation.close, headers)
+    return EventStream(chunks, generation.close, headers, context.keep_alive_s)
 
 
 async def _start(context: Context, generation: Generation, model: str) -> None:

@@ -80,7 +80,7 @@ def test_a_dry_run_changes_nothing(torpor: Run) -> None:
         (("sleep", "chat", "--tag", "wieghts"), 2, "weights"),
         (("sleep", "--restore", "weights=tape"), 2, "none, memset, cpu, pinned"),
         (("sleep", "--restore", "weights"), 2, "TAG=MODE"),
-        (("sleep", "--drain", "freeze"), 2, "not available yet"),
+        (("sleep", "--drain", "melt"), 2, "freeze"),
         (("sleep", "--timeout", "soon"), 2, "--timeout"),
         (("status", "nobody"), 2, "Known models: chat"),
         (("frobnicate",), 2, "No such command"),

@@ -1,0 +1,157 @@
+"""HTTP streams that are silent, and generations frozen over a sleep as their clients see them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from service_rig import Rig, app_over, client_of
+from support.engine_host import dummy_spec, write_config
+from support.engine_rank import EngineRank, engine_rank
+
+from torpor.actors.config import ClusterConfig
+from torpor.actors.coordinator.coordinator import Coordinator
+from torpor.actors.coordinator.journal import Journal
+from torpor.actors.messages import GenerateRequest, TokenEvent
+from torpor.actors.ray.inbox import Inbox
+from torpor.actors.ray.inference import raise_unless_admitted
+
+HELLO = {"model": "chat", "messages": [{"role": "user", "content": "Capital of France?"}], "stream": True}
+KEEP_ALIVE = ": keep-alive"
+
+
+def hurry(app: FastAPI, keep_alive_s: float) -> None:
+    app.state.context = replace(app.state.context, keep_alive_s=keep_alive_s)
+
+
+def frames(answer: httpx.Response) -> list[str]:
+    assert answer.status_code == 200, answer.text
+    return [frame for frame in answer.text.split("\n\n") if frame]
+
+
+def data(answer: httpx.Response) -> list[Any]:
+    """Of its events, comments left out, as clients do."""
+    lines = [line.removeprefix("data: ") for line in frames(answer) if not line.startswith(":")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+async def test_a_stream_that_is_silent_gets_comments_and_one_that_speaks_gets_none(rig: Rig) -> None:
+    """G2."""
+    hurry(rig.app, 0.05)
+    swift = await rig.http.post("/v1/chat/completions", json=HELLO)
+    assert KEEP_ALIVE not in frames(swift)
+    rig.inference.delay_s = 0.18
+    slow = await rig.http.post("/v1/chat/completions", json=HELLO)
+    assert frames(slow).count(KEEP_ALIVE) >= 3
+    assert [c["choices"] for c in data(slow)] == [c["choices"] for c in data(swift)]
+
+
+async def test_a_stream_that_ends_in_an_error_while_it_is_kept_alive_says_so(rig: Rig) -> None:
+    hurry(rig.app, 0.02)
+    rig.inference.delay_s, rig.inference.fail_after = 0.1, 1
+    answer = await rig.http.post("/v1/chat/completions", json=HELLO)
+    assert KEEP_ALIVE in frames(answer)
+    assert data(answer)[-1]["error"]["code"] == "generation_failed"
+
+
+class CoreInference:
+    """An Inference over a rank in this process; it reads what the rank's own front end collects."""
+
+    def __init__(self, rank: EngineRank) -> None:
+        self._rank = rank
+
+    async def generate(self, model: str, request: GenerateRequest) -> AsyncIterator[TokenEvent]:
+        front_end, inbox, ended = f"front-{request.id}", Inbox(), False
+
+        async def pump() -> None:
+            async with aclosing(self._rank.core.stream(front_end)) as batches:
+                async for batch in batches:
+                    for event in batch:
+                        inbox.put(event)
+
+        (reply,) = await self._rank.core.submit(front_end, [request])
+        raise_unless_admitted(reply)
+        pumping = asyncio.create_task(pump())
+        try:
+            while not ended:
+                event = await inbox.get()
+                ended = event.finish_reason is not None
+                yield event
+        finally:
+            await self._rank.core.detach(front_end)
+            await pumping
+
+
+@asynccontextmanager
+async def real_rig(folder: Path) -> AsyncIterator[tuple[FastAPI, httpx.AsyncClient, EngineRank]]:
+    """The front door over a real coordinator and a real rank with its engine, all in this process."""
+    spec = dummy_spec(write_config(folder))
+    spec = replace(spec, model=replace(spec.model, name="chat"))
+    config = ClusterConfig(models=(spec.model,), journal_path=str(folder / "journal.db"))
+    async with engine_rank(spec) as rank:
+        journal = await Journal.open(config.journal_path)
+        coordinator = Coordinator(config, journal, host_limit_bytes=1 << 30)
+        await coordinator.attach("chat", [rank.core])
+        await coordinator.start()
+        app = app_over(coordinator, CoreInference(rank), config, StringIO())  # type: ignore[arg-type]
+        async with client_of(app) as http:
+            yield app, http, rank
+        await coordinator.close()
+        await journal.close()
+
+
+@pytest.mark.parametrize("mode", ["none", "pinned"])
+async def test_a_stream_frozen_over_a_sleep_is_kept_alive_and_says_the_same_words(
+    tmp_path: Path, mode: str
+) -> None:
+    """G2, C6: through HTTP, coordinator, gate and engine."""
+    async with real_rig(tmp_path) as (app, http, rank):
+        hurry(app, 0.05)
+        wanted = {"model": "chat", "prompt": "Paris is", "max_tokens": 200, "temperature": 0.9, "seed": 7}
+        wanted |= {"stream": True, "return_token_ids": True}
+        undisturbed = await http.post("/v1/completions", json=wanted)
+        asking = asyncio.create_task(http.post("/v1/completions", json=wanted | {"cache_salt": mode}))
+        assert rank.core._leader is not None
+        gate = rank.core._leader.gate
+        await rank.until(lambda: rank.stats()["locked_pages"] > 2)
+        answer = await http.post("/sleep", json={"drain": {"mode": "freeze"}, "restore": {"kv_cache": mode}})
+        assert (answer.status_code, answer.json()["state"]) == (200, "succeeded"), answer.text
+        assert answer.json()["aborted_requests"] == 0
+        (shown,) = (await http.get("/models/chat")).json()["ranks"]
+        assert (shown["live_sequences"], shown["frozen_requests"]) == (1, 1)
+        idle = {"drain": {"mode": "if_idle"}, "tags": ["kv_cache"], "restore": {"kv_cache": "none"}}
+        again = await http.post("/sleep", json=idle)
+        assert again.status_code == (409 if mode == "pinned" else 200), "a repetition changes nothing"
+        await asyncio.sleep(0.3)
+        assert not asking.done() and gate.frozen == 1
+        assert (await http.post("/wake")).status_code == 200
+        frozen = await asyncio.wait_for(asking, 60)
+        assert frames(frozen).count(KEEP_ALIVE) >= 3
+        assert tokens(frozen) == tokens(undisturbed)
+        assert len(tokens(frozen)) == 200
+
+
+def tokens(answer: httpx.Response) -> list[int]:
+    return [token for event in data(answer) for token in event["choices"][0].get("token_ids", [])]
+
+
+async def test_a_freeze_with_a_limit_ends_its_streams_with_abort(tmp_path: Path) -> None:
+    async with real_rig(tmp_path) as (_, http, rank):
+        wanted = {"model": "chat", "prompt": "Paris is", "max_tokens": 400, "stream": True}
+        asking = asyncio.create_task(http.post("/v1/completions", json=wanted))
+        await rank.until(lambda: rank.stats()["locked_pages"] > 2)
+        drain = {"mode": "freeze", "freeze_timeout_s": 0.2}
+        assert (await http.post("/sleep", json={"drain": drain})).status_code == 200
+        ended = data(await asyncio.wait_for(asking, 30))
+        assert ended[-1]["choices"][0]["finish_reason"] == "abort"
+        assert (await http.get("/models/chat")).json()["state"] == "asleep"
