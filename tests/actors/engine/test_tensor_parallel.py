@@ -13,7 +13,7 @@ from support.engine_host import EngineHost, Oracle, dummy_spec, write_config
 from support.engine_ranks import Ranks
 
 from torpor.actors.engine import ModelRefused, make_engine
-from torpor.actors.messages import FinishReason
+from torpor.actors.messages import FinishReason, TokenEvent
 from torpor.native import Device, Ledger
 
 PROMPTS = [[random.Random(f"{n}").randrange(256) for _ in range(n)] for n in (5, 33, 70)]
@@ -77,6 +77,47 @@ def wait_for_error(ranks: Ranks, rank: int) -> None:
         time.sleep(0.05)
 
 
+def wait_for_events(ranks: Ranks, request: str, count: int) -> list[TokenEvent]:
+    """At least so many, of one token each."""
+    deadline = time.monotonic() + 30
+    while len(events := ranks.call(0, "events", request)) < count:
+        assert time.monotonic() < deadline, events
+        time.sleep(0.01)
+    return list(events)
+
+
+def tokens_of(events: list[TokenEvent]) -> list[int]:
+    return [token for event in events for token in event.token_ids]
+
+
+@pytest.mark.parametrize("mode", ["none", "pinned"])
+def test_frozen_requests_go_on_and_cancelled_ones_are_let_go_on_every_rank_at_rest(
+    three: Ranks, oracle: Oracle, mode: str
+) -> None:
+    """G2, G4."""
+    asked = [three.call(0, "ask", prompt, max_tokens=80, scope=f"frozen {mode}") for prompt in PROMPTS]
+    for request in asked:
+        wait_for_events(three, request, 3)
+    three.call_all("sleep", ["kv_cache"], mode)
+    before = three.call_all("stats")
+    assert before[0] == before[1] == before[2]
+    assert (before[0]["sequences"], before[0]["locked_pages"]) == (3, 0)
+    three.call(0, "reap", True)
+    three.call(0, "cancel", asked[1])
+    deadline = time.monotonic() + 10
+    while three.call(0, "running") > 2:
+        assert time.monotonic() < deadline
+    three.call(0, "reap", False)
+    after = three.call_all("stats")
+    assert after[0] == after[1] == after[2]
+    assert after[0]["sequences"] == 2 and after[0]["held_pages"] < before[0]["held_pages"]
+    three.call_all("wake", ["kv_cache"])
+    for number in (0, 2):
+        assert tokens_of(wait_for_events(three, asked[number], 80)) == oracle.greedy(PROMPTS[number], 80)
+    assert three.call(0, "events", asked[1])[-1].finish_reason is FinishReason.ABORT
+    assert three.call_all("error") == ["", "", ""]
+
+
 def test_a_number_of_ranks_that_does_not_divide_the_heads_is_refused_by_name(tiny: Path) -> None:
     device = Device.host("engine-divides", 1 << 22)
     spec = dummy_spec(tiny, tensor_parallel=2)
@@ -94,14 +135,19 @@ def test_more_than_one_rank_needs_its_addresses(tmp_path: Path) -> None:
 
 
 def test_a_sleep_outlasts_every_time_out_and_a_leader_that_dies_ends_its_follower(tmp_path: Path) -> None:
-    """F29, and the end of the same two ranks."""
+    """F24, F29, with a generation frozen in it; and the end of the same two ranks."""
     two = write_config(tmp_path, num_attention_heads=4, num_key_value_heads=2)
     with Ranks(dummy_spec(two, tensor_parallel=2), step_timeout_s=3.0) as ranks:
         expected = Oracle(two).greedy(PROMPTS[0], 4)
         assert ranks.call(0, "tell", PROMPTS[0], max_tokens=4)[0] == expected
+        running = ranks.call(0, "ask", PROMPTS[1], max_tokens=60)
+        wait_for_events(ranks, running, 3)
         ranks.call_all("sleep", ["kv_cache", "weights"], "pinned")
+        frozen = len(ranks.call(0, "events", running))
         time.sleep(4.0)
+        assert len(ranks.call(0, "events", running)) == frozen < 60
         ranks.call_all("wake", ["kv_cache", "weights"])
+        assert tokens_of(wait_for_events(ranks, running, 60)) == Oracle(two).greedy(PROMPTS[1], 60)
         assert ranks.call(0, "tell", PROMPTS[0], max_tokens=4)[0] == expected
         ranks.processes[0].kill()
         wait_for_error(ranks, 1)
