@@ -16,7 +16,7 @@ import pytest
 from fastapi import FastAPI
 from service_rig import Rig, app_over, client_of
 from support.engine_host import dummy_spec, write_config
-from support.engine_rank import EngineRank, engine_rank
+from support.engine_rank import EngineRank, engine_rank, keep_lease
 
 from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.coordinator import Coordinator
@@ -82,12 +82,15 @@ class CoreInference:
         (reply,) = await self._rank.core.submit(front_end, [request])
         raise_unless_admitted(reply)
         pumping = asyncio.create_task(pump())
+        leasing = asyncio.create_task(keep_lease(self._rank.core, front_end))
         try:
             while not ended:
                 event = await inbox.get()
                 ended = event.finish_reason is not None
                 yield event
         finally:
+            leasing.cancel()
+            await asyncio.gather(leasing, return_exceptions=True)
             await self._rank.core.detach(front_end)
             await pumping
 

@@ -125,9 +125,18 @@ class EngineRank:
                 self.events[event.request].append(event)
 
 
+async def keep_lease(core: RankCore, front_end: str) -> None:
+    while True:
+        await core.renew(front_end)
+        await asyncio.sleep(1.0)
+
+
 @asynccontextmanager
-async def engine_rank(spec: RankSpec, **parts: Any) -> AsyncIterator[EngineRank]:
-    """Loaded, with a front end that reads. At the end the step loop must not have died."""
+async def engine_rank(spec: RankSpec, renews: bool = True, **parts: Any) -> AsyncIterator[EngineRank]:
+    """Loaded, with a front end that reads. At the end the step loop must not have died.
+
+    spec: as dummy_spec makes it. renews: the front end keeps its lease.
+    """
     name = f"engine-{uuid.uuid4().hex[:12]}"
     made: list[tuple[TransformersEngine, Device]] = []
 
@@ -139,11 +148,14 @@ async def engine_rank(spec: RankSpec, **parts: Any) -> AsyncIterator[EngineRank]
     core = RankCore(replace(spec, device=device), Parts(make_engine=engine, **parts))
     await core.load()
     rank = EngineRank(core, *made[-1])
-    reading = asyncio.create_task(rank.collect())
+    tasks = [asyncio.create_task(rank.collect())]
+    if renews:
+        tasks.append(asyncio.create_task(keep_lease(core, FRONT_END)))
     try:
         yield rank
         assert rank.engine.error() == ""
     finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await core.close()

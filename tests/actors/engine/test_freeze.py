@@ -232,7 +232,7 @@ async def test_an_aborting_sleep_ends_what_an_earlier_one_has_frozen(tiny: Path)
 async def test_a_front_end_that_dies_while_its_requests_are_frozen_loses_them(tiny: Path) -> None:
     """G4: the lease runs on in the sleep."""
     now_s = [0.0]
-    async with engine_rank(dummy_spec(tiny, step_tokens=16), clock=lambda: now_s[0]) as rank:
+    async with engine_rank(dummy_spec(tiny, step_tokens=16), renews=False, clock=lambda: now_s[0]) as rank:
         await ask_all(rank)
         await rank.sleep(drain=FREEZE, restore={"kv_cache": "pinned"})
         assert rank.stats()["held_pages"] > 0
