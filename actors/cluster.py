@@ -17,6 +17,7 @@ from typing import Any
 import ray
 from ray._raylet import Config  # type: ignore[attr-defined]
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.actor import CoordinatorActor
@@ -151,7 +152,7 @@ def _knock(address: str) -> None:
 
 def create_coordinator(config: ClusterConfig) -> None:
     """The one coordinator of the namespace: detached, restarted for ever, where the journal is."""
-    pinned = ray.cluster_resources().get(JOURNAL_RESOURCE, 0) > 0
+    marked = ray.cluster_resources().get(JOURNAL_RESOURCE, 0) > 0
     ray.remote(
         name=COORDINATOR,
         namespace=config.namespace,
@@ -160,8 +161,18 @@ def create_coordinator(config: ClusterConfig) -> None:
         max_task_retries=0,
         max_concurrency=10_000,
         num_cpus=0,
-        resources={JOURNAL_RESOURCE: 0.001} if pinned else {},
+        **journal_node(marked, ray.get_runtime_context().get_node_id()),
     )(CoordinatorActor).remote(config, uuid.uuid4().hex)
+
+
+def journal_node(marked: bool, here: str) -> dict[str, Any]:
+    """Options that keep the coordinator where its journal is, also when Ray restarts it.
+
+    marked: some node has the resource for it. Else it is this node (here: its id), until the node ends.
+    """
+    if marked:
+        return {"resources": {JOURNAL_RESOURCE: 0.001}}
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
 
 
 def _cluster(namespace: str, owned: bool) -> Cluster:

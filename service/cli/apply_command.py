@@ -87,7 +87,7 @@ async def _apply(joined: Joined, settings: Settings, config: ClusterConfig, wish
     for each in plan.fixed:
         say(
             f"{each.key} is {each.old} in the running cluster and {each.new} here, and is fixed while it runs; "
-            "nothing was changed. Leave it out or set it alike, or end that cluster and apply again"
+            "nothing was changed. Leave it out or set it alike, or end that cluster (`ray stop`) and apply again"
         )
     for result in results:
         if result.outcome is not Outcome.DONE:

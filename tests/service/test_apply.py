@@ -124,7 +124,7 @@ def test_what_is_fixed_while_the_cluster_runs_is_refused_before_anything_is_done
     assert apply(CHAT, DRAFT, more="device: {count: 9}") == REJECTED
     err = capsys.readouterr().err
     assert "device.count is 2 in the running cluster and 9 here" in err
-    assert "end that cluster and apply again" in err
+    assert "end that cluster (`ray stop`) and apply again" in err
     assert set(incarnations(cluster)) == {"chat"}
 
 

@@ -11,7 +11,7 @@ import pytest
 import ray
 from ranks.torpors import MakeTorpor, read, request
 
-from torpor.actors.cluster import NoCluster, connect
+from torpor.actors.cluster import NoCluster, connect, journal_node
 from torpor.actors.messages import GateReason, ModelState
 
 CLIENT = """
@@ -63,3 +63,11 @@ def test_an_address_without_a_cluster_is_told_at_once_with_what_to_do(address: s
     with pytest.raises(NoCluster, match=says):
         connect("torpor", address)
     assert time.monotonic() - began < 5
+
+
+def test_the_coordinator_stays_where_its_journal_is() -> None:
+    """On a node that is marked for it; in a cluster without one, on the node that it was started from."""
+    here = "ab" * 28  # as Ray writes node ids
+    assert journal_node(True, here) == {"resources": {"torpor_journal": 0.001}}
+    strategy = journal_node(False, here)["scheduling_strategy"]
+    assert (strategy.node_id, strategy.soft) == (here, False)
