@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include "torpor/kv/kv_manager.hpp"
 #include "torpor/ledger.hpp"
 
 namespace torpor {
@@ -28,6 +29,8 @@ void bind_region(nanobind::module_& module);
 [[nodiscard]] nanobind::class_<Ledger> bind_ledger(nanobind::module_& module);
 void bind_layout(nanobind::module_& module);
 void bind_kv(nanobind::module_& module, nanobind::class_<Ledger>& ledger);
+// pools() of the KvManager, and how they change.
+void bind_pools(nanobind::class_<kv::KvManager>& manager);
 void bind_sequence(nanobind::module_& module);
 
 }  // namespace torpor

@@ -97,8 +97,9 @@ std::shared_ptr<KvManager> create_kv_manager(Ledger& self, std::size_t layers, s
                                              const std::string& name, const std::string& restore,
                                              std::optional<std::uint64_t> seed, std::size_t disk_bytes,
                                              const std::string& disk_path, std::size_t cold_gpu_bytes,
-                                             const std::string& codec) {
+                                             const std::string& codec, std::size_t max_gpu_bytes) {
   kv::KvSpec spec;
+  spec.max_gpu_bytes = max_gpu_bytes;
   spec.layout = kv::Layout::uniform(layers, kv_heads, head_dim, kv::parse_dtype(dtype), tokens_per_block);
   spec.gpu_bytes = gpu_bytes;
   spec.host_bytes = host_bytes;
@@ -112,22 +113,6 @@ std::shared_ptr<KvManager> create_kv_manager(Ledger& self, std::size_t layers, s
     self.add(manager);
     return manager;
   });
-}
-
-nb::typed<nb::list, Counts> pools(const KvManager& self) {
-  nb::typed<nb::list, Counts> rows;
-  for (const kv::PoolStats& now : released([&] { return self.pool_stats(); })) {
-    Counts row;
-    row["page_bytes"] = now.page_bytes;
-    row["slots"] = now.slots;
-    row["free_slots"] = now.free_slots;
-    row["locked_pages"] = now.locked_pages;
-    row["held_pages"] = now.held_pages;
-    row["droppable_pages"] = now.droppable_pages;
-    row["host_pages"] = now.host_pages;
-    rows.append(row);
-  }
-  return rows;
 }
 
 Rows life_cycles(const KvManager& self) {
@@ -166,16 +151,15 @@ Row events(const KvManager& self, std::uint64_t after) {
   return answer;
 }
 
-std::shared_ptr<KvManager> create_kv_cache(Ledger& self, const std::vector<kv::LayerSpec>& layers,
-                                           std::size_t tokens_per_block, std::size_t gpu_bytes,
-                                           std::size_t host_bytes, const std::string& tag,
-                                           const std::string& name, const std::string& restore,
-                                           std::size_t sequence_tokens, std::size_t max_sequence_tokens,
-                                           double max_utilisation, bool partial_blocks,
-                                           std::size_t event_count, std::optional<std::uint64_t> seed,
-                                           std::size_t disk_bytes, const std::string& disk_path,
-                                           std::size_t cold_gpu_bytes, const std::string& codec) {
+std::shared_ptr<KvManager> create_kv_cache(
+    Ledger& self, const std::vector<kv::LayerSpec>& layers, std::size_t tokens_per_block,
+    std::size_t gpu_bytes, std::size_t host_bytes, const std::string& tag, const std::string& name,
+    const std::string& restore, std::size_t sequence_tokens, std::size_t max_sequence_tokens,
+    double max_utilisation, bool partial_blocks, std::size_t event_count, std::optional<std::uint64_t> seed,
+    std::size_t disk_bytes, const std::string& disk_path, std::size_t cold_gpu_bytes,
+    const std::string& codec, std::size_t max_gpu_bytes) {
   kv::KvSpec spec;
+  spec.max_gpu_bytes = max_gpu_bytes;
   spec.layout = kv::Layout(layers, tokens_per_block);
   spec.gpu_bytes = gpu_bytes;
   spec.host_bytes = host_bytes;
@@ -202,7 +186,7 @@ void bind_creation(nb::class_<Ledger>& ledger) {
       "host_bytes"_a = 0, nb::kw_only(), "tag"_a = "kv_cache", "name"_a = "", "restore"_a = "none",
       "sequence_tokens"_a = 4096, "max_sequence_tokens"_a = 0, "max_utilisation"_a = 1.0,
       "partial_blocks"_a = false, "event_count"_a = 1024, "seed"_a = nb::none(), "disk_bytes"_a = 0,
-      "disk_path"_a = "", "cold_gpu_bytes"_a = 0, "codec"_a = "identity",
+      "disk_path"_a = "", "cold_gpu_bytes"_a = 0, "codec"_a = "identity", "max_gpu_bytes"_a = 0,
       "A paged cache of layers of several kinds; `create_kv_manager` is the short form for K and V "
       "alone.\n\nLayers of one kind (the same window and sinks) are a life cycle; life cycles with equal "
       "page sizes share a\npool. gpu_bytes and host_bytes are divided over the pools in proportion to what "
@@ -210,17 +194,20 @@ void bind_creation(nb::class_<Ledger>& ledger) {
       "tables (0: what fits the pools of full\nattention; without such, 2**20). `resume` locks at most "
       "max_utilisation of each pool. partial_blocks: prompts\nalso match the beginning of a block, at the "
       "price of one page copied on resume; matched_tokens is then any\nnumber. event_count: how many "
-      "events are kept. Misuse when a layer or a size is impossible; OutOfDeviceMemory.");
+      "events are kept. max_gpu_bytes: addresses for `resize_pools`, for each pool (0: as many\nas "
+      "gpu_bytes). Misuse "
+      "when a layer or a size is impossible; OutOfDeviceMemory.");
   ledger.def(
       "create_kv_manager", &create_kv_manager, "layers"_a, "kv_heads"_a, "head_dim"_a, "dtype"_a,
       "tokens_per_block"_a, "gpu_bytes"_a, "host_bytes"_a = 0, nb::kw_only(), "tag"_a = "kv_cache",
       "name"_a = "", "restore"_a = "none", "seed"_a = nb::none(), "disk_bytes"_a = 0, "disk_path"_a = "",
-      "cold_gpu_bytes"_a = 0, "codec"_a = "identity",
+      "cold_gpu_bytes"_a = 0, "codec"_a = "identity", "max_gpu_bytes"_a = 0,
       "A paged KV pool of at most gpu_bytes. dtype: float32, float16, bfloat16. seed: random slot order "
       "(tests).\n\nPages that leave it fall into the tiers that there are: cold_gpu_bytes on the GPU, "
       "host_bytes, disk_bytes (in\nan unlinked file in the folder disk_path; without one, in the "
-      "ledger's). codec, of pages in those tiers:\nidentity, checked (with a checksum). Errors as of "
-      "create_kv_cache; OutOfDisk.");
+      "ledger's). codec, of pages in those tiers:\nidentity, checked (with a checksum). max_gpu_bytes: "
+      "addresses for "
+      "`KvManager.resize_pools` (0: as many as\ngpu_bytes). Errors as of create_kv_cache; OutOfDisk.");
 }
 
 void bind_figures(nb::class_<KvManager>& manager) {
@@ -242,9 +229,6 @@ void bind_figures(nb::class_<KvManager>& manager) {
            "evicted_pages (for room),\nforgotten_pages (with all prefixes), moved_out_pages, "
            "moved_in_pages,\nmoved_down_pages (from one cold tier into a colder one), cold_gpu_pages, "
            "cold_gpu_slots, disk_pages, disk_bytes,\ndisk_slots}.")
-      .def(
-          "pools", &pools,
-          "[{page_bytes, slots, free_slots, locked_pages, held_pages, droppable_pages, host_pages}] by pool.")
       .def("events", &events, "after"_a = 0,
            "{events: [{number, kind, block, parent, tokens, tier, …}], next, lost}: what became of known "
            "blocks "
@@ -312,6 +296,7 @@ void bind_kv(nb::module_& module, nb::class_<Ledger>& ledger) {
           "The hash of each whole block, chained over the scope and all tokens up to it: how events name "
           "blocks.");
   bind_figures(manager);
+  bind_pools(manager);
   bind_creation(ledger);
 }
 

@@ -82,6 +82,24 @@ class Ledger::Step final {
   std::atomic<bool>& stepping_;
 };
 
+class Ledger::Door final : public Maintenance {
+ public:
+  explicit Door(Ledger& ledger) noexcept : ledger_(&ledger) {}
+  void close() noexcept {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    ledger_ = nullptr;
+  }
+  void run(const std::string& tag, const std::string& call, const std::function<void()>& work) override {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    if (ledger_ == nullptr) return work();
+    ledger_->maintain(tag, call, work);
+  }
+
+ private:
+  std::mutex mutex_;  // held while work runs, so that the ledger lives as long
+  Ledger* ledger_;
+};
+
 Ledger::Ledger(std::shared_ptr<Device> device, std::size_t host_pool_bytes)
     : Ledger(device, LedgerStorage{std::make_shared<HostPool>(device, host_pool_bytes), nullptr}) {}
 
@@ -89,13 +107,16 @@ Ledger::Ledger(std::shared_ptr<Device> device, LedgerStorage storage)
     : device_(std::move(device)),
       host_pool_(std::move(storage.host_pool)),
       disk_(std::move(storage.disk)),
-      externals_(std::make_shared<Externals>()) {
+      externals_(std::make_shared<Externals>()),
+      door_(std::make_shared<Door>(*this)) {
   if (!host_pool_ || host_pool_->device() != device_) {
     throw Misuse("a ledger needs a host pool of its own device: memory is registered with that one alone");
   }
 }
 
-Ledger::~Ledger() = default;
+Ledger::~Ledger() {
+  door_->close();
+}
 
 std::vector<std::string> Ledger::tags() const {
   const std::lock_guard<std::mutex> guard(state_);
@@ -107,10 +128,10 @@ std::vector<std::string> Ledger::parked_tags() const {
   return parked_tags_;
 }
 
-void Ledger::must_be_idle(const char* what) const {
+void Ledger::must_be_idle(const std::string& what) const {
   const LedgerStatus now = status();
   if (now.phase == LedgerPhase::idle) return;
-  throw Misuse(std::string(what) + ": operation '" + now.operation + "' is " + to_string(now.phase) +
+  throw Misuse(what + ": operation '" + now.operation + "' is " + to_string(now.phase) +
                "; finish it (commit, publish) or abort it first");
 }
 
@@ -139,7 +160,31 @@ void Ledger::insert(std::shared_ptr<Participant> participant) {
     throw Misuse("tag '" + participant->tag() + "' has a '" + participant->name() +
                  "' already; give it a name of its own");
   }
-  participants_.insert(place, std::move(participant));
+  (*participants_.insert(place, std::move(participant)))->joins(door_);
+  remember();
+}
+
+void Ledger::maintain(const std::string& tag, const std::string& call, const std::function<void()>& work) {
+  const Counted wanting(wanting_);
+  std::unique_lock<std::mutex> working(work_, std::defer_lock);
+  while (!working.try_lock()) {
+    if (stepping_.load()) throw Misuse(call + ": an operation is under way; call again when it is over");
+    std::this_thread::sleep_for(lock_pause);
+  }
+  must_be_idle(call);
+  if (const auto parked = parked_tags(); !parked.empty()) {
+    throw Misuse(call + ": '" + parked.front() + "' is asleep; wake everything first");
+  }
+  if (const auto names = externals_->blocking(tag); !names.empty()) {
+    throw Misuse(call + ": memory of '" + tag + "' is registered with " + names.front() +
+                 ", which cannot follow; close the registration first");
+  }
+  try {
+    work();
+  } catch (...) {
+    remember();
+    throw;
+  }
   remember();
 }
 

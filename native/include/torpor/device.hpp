@@ -167,12 +167,16 @@ class Mapping final {
  public:
   Mapping() = default;
   Mapping(std::shared_ptr<Device> device, Address at, Physical physical);
+  // Takes the physical memory over only when it is mapped: on a throw it is the caller's still.
+  [[nodiscard]] static Mapping over(std::shared_ptr<Device> device, Address at, Physical& physical);
   Mapping(Mapping&& other) noexcept;
   Mapping& operator=(Mapping&& other) noexcept;
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
   ~Mapping();
   void release();
+  // Unmaps, and gives the physical memory back with what is in it. Can throw; then nothing changed.
+  [[nodiscard]] Physical take_off();
   [[nodiscard]] Address address() const noexcept { return at_; }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return physical_.size_bytes(); }
   [[nodiscard]] explicit operator bool() const noexcept { return at_ != 0; }
@@ -221,10 +225,10 @@ class DeviceEvent final {
   std::shared_ptr<Device> device_;
 };
 
-// Maps [base, base + size) in chunks of device.chunk_bytes(). All or nothing: on a throw what was mapped is
-// gone again.
+// Maps [base, base + size) in chunks of device.chunk_bytes(), or of chunk_bytes. All or nothing: on a throw
+// what was mapped is gone again.
 [[nodiscard]] std::vector<Mapping> map_chunks(const std::shared_ptr<Device>& device, Address base,
-                                              std::size_t size_bytes);
+                                              std::size_t size_bytes, std::size_t chunk_bytes = 0);
 [[nodiscard]] std::size_t round_up(std::size_t size_bytes, std::size_t multiple) noexcept;
 
 // --- implementations (src/device/host.cpp, cuda.cpp, faulty.cpp) ---

@@ -115,13 +115,15 @@ class Ledger final {
 
  private:
   class Step;  // holds work_ and sets stepping_
+  class Door;  // to maintain(), for participants that may live longer than this
   struct Entry {
     std::shared_ptr<Participant> participant;
     Item item;
     bool done = false;
   };
 
-  void must_be_idle(const char* what) const;
+  void must_be_idle(const std::string& what) const;
+  void maintain(const std::string& tag, const std::string& call, const std::function<void()>& work);
   void insert(std::shared_ptr<Participant> participant);
   void remember() const;  // takes the snapshot that readers get while a step runs
   void set_phase(LedgerPhase phase);
@@ -136,6 +138,7 @@ class Ledger final {
   const std::shared_ptr<HostPool> host_pool_;
   const std::shared_ptr<DiskFile> disk_;
   const std::shared_ptr<Externals> externals_;
+  const std::shared_ptr<Door> door_;
   StopFlag stop_{false};
   std::atomic<int> wanting_{0};        // how many wait to plan or to step: a background backup lets them in
   std::atomic<bool> stepping_{false};  // a step of a transaction runs, not just somebody who reads

@@ -13,6 +13,7 @@
 //   publish  drops what a wake no longer needs (saved copies).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -117,6 +118,21 @@ struct Usage {
   std::size_t disk_bytes = 0;            // saved copies on the disk
 };
 
+// Work on a participant's own memory outside of transactions.
+class Maintenance {
+ public:
+  Maintenance() = default;
+  Maintenance(const Maintenance&) = delete;
+  Maintenance& operator=(const Maintenance&) = delete;
+  Maintenance(Maintenance&&) = delete;
+  Maintenance& operator=(Maintenance&&) = delete;
+  virtual ~Maintenance() = default;
+  // Runs it while no operation can begin. Misuse, and it is not run, while an operation is under way, while
+  // anything is parked (K12), and while memory of the tag is registered with something that cannot follow
+  // (K10).
+  virtual void run(const std::string& tag, const std::string& call, const std::function<void()>& work) = 0;
+};
+
 class Participant {
  public:
   Participant() = default;
@@ -131,6 +147,8 @@ class Participant {
   [[nodiscard]] virtual bool parked() const noexcept = 0;
   [[nodiscard]] virtual RestoreMode default_mode() const noexcept = 0;
   [[nodiscard]] virtual Usage usage() const = 0;
+  // The ledger that it belongs to from now on: empty when that is gone.
+  virtual void joins(std::weak_ptr<Maintenance>) {}
   // Whether it can be put to sleep in that mode at all.
   [[nodiscard]] virtual bool supports(RestoreMode mode) const noexcept { return mode != RestoreMode::disk; }
   // Whether a preserving sleep can record checksums, or a wake has some to compare with (K13).

@@ -74,11 +74,23 @@ Mapping::~Mapping() {
   }
 }
 
+Mapping Mapping::over(std::shared_ptr<Device> device, Address at, Physical& physical) {
+  device->map_range(at, physical.handle(), physical.size_bytes());
+  Mapping mapping;
+  mapping.device_ = std::move(device);
+  mapping.at_ = at;
+  mapping.physical_ = std::move(physical);
+  return mapping;
+}
+
 void Mapping::release() {
-  if (at_ == 0) return;
+  if (at_ != 0) (void)take_off();
+}
+
+Physical Mapping::take_off() {
   device_->unmap_range(at_, physical_.size_bytes());
   at_ = 0;
-  physical_ = Physical{};
+  return std::move(physical_);
 }
 
 HostBuffer::HostBuffer(std::shared_ptr<Device> device, std::size_t size_bytes, bool pinned)
@@ -106,13 +118,14 @@ HostBuffer::~HostBuffer() {
   if (base_ != 0) device_->destroy_host(base_, size_bytes_);
 }
 
-std::vector<Mapping> map_chunks(const std::shared_ptr<Device>& device, Address base, std::size_t size_bytes) {
+std::vector<Mapping> map_chunks(const std::shared_ptr<Device>& device, Address base, std::size_t size_bytes,
+                                std::size_t chunk_bytes) {
   if (size_bytes == 0 || size_bytes % device->granularity_bytes() != 0) {
     throw Misuse("cannot map " + std::to_string(size_bytes) +
                  " bytes: round up to a multiple of the granularity, " +
                  std::to_string(device->granularity_bytes()));
   }
-  const std::size_t chunk_bytes = device->chunk_bytes();
+  if (chunk_bytes == 0) chunk_bytes = device->chunk_bytes();
   std::vector<Mapping> mappings;
   mappings.reserve((size_bytes + chunk_bytes - 1) / chunk_bytes);
   for (std::size_t done = 0; done < size_bytes; done += chunk_bytes) {

@@ -1,5 +1,6 @@
 #include "torpor/kv/gpu_pool.hpp"
 
+#include <algorithm>
 #include <cassert>
 #include <limits>
 #include <string>
@@ -24,15 +25,28 @@ std::size_t slots_in(const Device& device, std::size_t page_bytes, std::size_t g
   return slots;
 }
 
+// No more than a page table can number.
+std::size_t reservation_bytes(const PoolRoom& room, std::size_t size_bytes, std::size_t page_bytes,
+                              std::size_t granule_bytes) {
+  constexpr auto most_slots = static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max());
+  const std::size_t wanted = std::min(room.reserved_bytes, most_slots * page_bytes);
+  return std::max(size_bytes, wanted / granule_bytes * granule_bytes);
+}
+
 }  // namespace
 
 GpuPool::GpuPool(std::shared_ptr<Device> device, std::size_t page_bytes, std::size_t gpu_bytes,
-                 std::optional<std::uint64_t> seed)
-    : device_(std::move(device)), page_bytes_(page_bytes), slots_(slots_in(*device_, page_bytes, gpu_bytes)) {
+                 std::optional<std::uint64_t> seed, const PoolRoom& room)
+    : device_(std::move(device)),
+      page_bytes_(page_bytes),
+      slots_(slots_in(*device_, page_bytes, gpu_bytes)),
+      size_bytes_(round_up(slots_ * page_bytes_, device_->granularity_bytes())),
+      chunk_bytes_(room.chunk_bytes != 0 ? room.chunk_bytes : device_->chunk_bytes()) {
   if (seed) random_.emplace(*seed);
   free_.reserve(slots_);
   give_back_all();
-  range_ = Reservation(device_, round_up(slots_ * page_bytes_, device_->granularity_bytes()));
+  const std::size_t granule = device_->granularity_bytes();
+  range_ = Reservation(device_, reservation_bytes(room, size_bytes_, page_bytes_, granule));
   map();
 }
 
@@ -63,7 +77,7 @@ void GpuPool::give_back_all() noexcept {
 
 void GpuPool::map() {
   assert(mappings_.empty());
-  mappings_ = map_chunks(device_, range_.base(), range_.size_bytes());
+  mappings_ = map_chunks(device_, range_.base(), size_bytes_, chunk_bytes_);
 }
 
 std::size_t GpuPool::release_one() {
@@ -72,6 +86,51 @@ std::size_t GpuPool::release_one() {
   mappings_.back().release();
   mappings_.pop_back();
   return bytes;
+}
+
+std::size_t GpuPool::size_down_to(std::size_t least_bytes) const noexcept {
+  std::size_t left_bytes = mapped_bytes();
+  for (auto one = mappings_.rbegin(); one != mappings_.rend(); ++one) {
+    if (left_bytes < least_bytes + one->size_bytes()) break;
+    left_bytes -= one->size_bytes();
+  }
+  return left_bytes;
+}
+
+std::vector<std::size_t> GpuPool::chunk_sizes() const {
+  std::vector<std::size_t> sizes;
+  for (const Mapping& mapping : mappings_) sizes.push_back(mapping.size_bytes());
+  return sizes;
+}
+
+Physical GpuPool::take_chunk() {
+  assert(!mappings_.empty());
+  Physical physical = mappings_.back().take_off();
+  mappings_.pop_back();
+  return physical;
+}
+
+void GpuPool::add_chunk(Physical& physical) {
+  assert(mapped_bytes() + physical.size_bytes() <= range_.size_bytes());
+  mappings_.reserve(mappings_.size() + 1);
+  mappings_.push_back(Mapping::over(device_, range_.base() + mapped_bytes(), physical));
+}
+
+std::size_t GpuPool::add_new_chunk(std::size_t limit_bytes) {
+  Physical physical(device_, std::min(limit_bytes, chunk_bytes_));
+  const std::size_t bytes = physical.size_bytes();
+  add_chunk(physical);
+  return bytes;
+}
+
+void GpuPool::settle(const std::vector<bool>& used) noexcept {
+  size_bytes_ = mapped_bytes();
+  slots_ = size_bytes_ / page_bytes_;
+  free_.clear();
+  for (std::size_t slot = slots_; slot > 0; --slot) {
+    const bool taken = slot <= used.size() && used[slot - 1];
+    if (!taken) free_.push_back(static_cast<std::int32_t>(slot - 1));
+  }
 }
 
 }  // namespace torpor::kv

@@ -10,6 +10,13 @@ namespace torpor::kv {
 namespace {
 
 constexpr std::size_t default_sequence_tokens = std::size_t{1} << 20;
+constexpr std::size_t least_chunks = 16;
+
+// The device's chunk, but small enough that a pool can give a sixteenth of them all away.
+std::size_t pool_chunk_bytes(const Device& device, std::size_t gpu_bytes) {
+  const std::size_t granule = device.granularity_bytes();
+  return std::min(device.chunk_bytes(), round_up(std::max(gpu_bytes / least_chunks, granule), granule));
+}
 
 KvSpec checked(KvSpec spec) {
   if (spec.layout.layers().empty()) throw Misuse("a KV cache needs at least one layer");
@@ -48,8 +55,19 @@ KvManager::KvManager(std::shared_ptr<Device> device, std::shared_ptr<HostPool> h
       blocks_for(spec_.max_sequence_tokens != 0 ? spec_.max_sequence_tokens : default_sequence_tokens);
   for (const LifeCycle& one : layout.life_cycles()) {
     if (spec_.max_sequence_tokens != 0 || one.kind != LayerKind::full) continue;
-    max_blocks_ = std::min(max_blocks_, slots(one.group));
+    const PageCache& cache = caches_[one.group];
+    max_blocks_ = std::min(max_blocks_, cache.gpu().reserved_bytes() / cache.page_bytes());
   }
+}
+
+std::size_t KvManager::slots(std::size_t group) const {
+  const std::lock_guard guard(mutex_);
+  return caches_[group].gpu().slots();
+}
+
+void KvManager::joins(std::weak_ptr<Maintenance> ledger) {
+  const std::lock_guard guard(mutex_);
+  ledger_ = std::move(ledger);
 }
 
 CacheLimits KvManager::limits_of(std::size_t group, std::size_t gpu_bytes, std::size_t groups) const {
@@ -64,7 +82,11 @@ CacheLimits KvManager::limits_of(std::size_t group, std::size_t gpu_bytes, std::
           .disk_bytes = share(spec_.disk_bytes),
           .disk = spec_.disk_file,
           .cold_gpu_bytes = share(spec_.cold_gpu_bytes),
-          .codec = spec_.own_codec};
+          .codec = spec_.own_codec,
+          .room = {.reserved_bytes = groups == 1 && spec_.max_gpu_bytes == 0
+                                         ? 0
+                                         : std::max(spec_.max_gpu_bytes, spec_.gpu_bytes),
+                   .chunk_bytes = pool_chunk_bytes(*device_, spec_.gpu_bytes)}};
 }
 
 Address KvManager::address(std::size_t layer, const std::string& role) const {
@@ -75,8 +97,12 @@ Address KvManager::address(std::size_t layer, const std::string& role) const {
 PrefixMatch KvManager::match(const std::string& scope, std::span<const Token> prompt) const {
   // One token at least is left to compute: its logits give the next one.
   if (prompt.empty()) return {};
-  // With the host tier more may be known than a page table has entries.
-  return longest_prefix(prefixes_, spec_.layout, scope, prompt.first(prompt.size() - 1), max_blocks_,
+  // With colder tiers more may be known than the slots could ever hold, or a page table has entries.
+  std::size_t blocks = max_blocks_;
+  for (const LifeCycle& one : spec_.layout.life_cycles()) {
+    if (one.kind == LayerKind::full) blocks = std::min(blocks, caches_[one.group].gpu().slots());
+  }
+  return longest_prefix(prefixes_, spec_.layout, scope, prompt.first(prompt.size() - 1), blocks,
                         spec_.partial_blocks);
 }
 
@@ -223,7 +249,10 @@ std::vector<PoolStats> KvManager::pool_stats() const {
                     .locked_pages = cache.pages_with(Status::locked),
                     .held_pages = cache.pages_with(Status::held),
                     .droppable_pages = cache.pages_with(Status::droppable),
-                    .host_pages = cache.pages_in(Tier::host)});
+                    .host_pages = cache.pages_in(Tier::host),
+                    .size_bytes = cache.gpu().size_bytes(),
+                    .reserved_bytes = cache.gpu().reserved_bytes(),
+                    .host_slots = cache.host().ceiling_places()});
   }
   return rows;
 }

@@ -24,7 +24,7 @@ Usage KvManager::usage() const {
   usage.parked = parked_;
   usage.mode = parked_ ? mode_ : RestoreMode::none;
   for (const PageCache& cache : caches_) {
-    usage.reserved_bytes += cache.device_bytes();
+    usage.reserved_bytes += cache.reserved_bytes();
     usage.device_bytes += cache.mapped_bytes();
     if (!parked_) usage.live_bytes += cache.pages_in(Tier::gpu) * cache.page_bytes();
     usage.host_bytes += cache.host().committed_bytes();

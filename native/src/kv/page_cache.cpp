@@ -19,8 +19,9 @@ std::shared_ptr<const Codec> codec_of(const CacheLimits& limits) {
 PageCache::PageCache(std::shared_ptr<Device> device, std::shared_ptr<HostPool> pool,
                      const CacheLimits& limits, PageWatcher& watcher)
     : device_(std::move(device)),
+      pool_(pool),
       page_bytes_(limits.page_bytes),
-      gpu_(device_, limits.page_bytes, limits.gpu_bytes, limits.seed),
+      gpu_(device_, limits.page_bytes, limits.gpu_bytes, limits.seed, limits.room),
       host_(pool, codec_of(limits)->cold_bytes(limits.page_bytes), limits.host_bytes),
       mover_(device_, pool, limits.disk, codec_of(limits), limits.page_bytes),
       watcher_(watcher) {

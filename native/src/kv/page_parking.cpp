@@ -140,6 +140,10 @@ std::size_t PageCache::mapped_bytes() const noexcept {
   return gpu_.mapped_bytes() + (cold_gpu_ ? cold_gpu_->pool().mapped_bytes() : 0);
 }
 
+std::size_t PageCache::reserved_bytes() const noexcept {
+  return gpu_.reserved_bytes() + (cold_gpu_ ? cold_gpu_->pool().reserved_bytes() : 0);
+}
+
 std::size_t PageCache::device_bytes() const noexcept {
   return gpu_.size_bytes() + (cold_gpu_ ? cold_gpu_->pool().size_bytes() : 0);
 }

@@ -14,27 +14,34 @@ bool PageCache::could_make_room(std::size_t n) const {
 
 bool PageCache::make_room(std::size_t n, const Limits& limits) {
   if (n <= gpu_.free_slots()) return true;
-  std::vector<Page*> refused;
   bool done = false;
+  past_refusals([&] { done = evict_for(n, limits); });
+  return done;
+}
+
+void PageCache::past_refusals(const std::function<void()>& attempt) {
+  std::vector<Page*> refused;
+  const auto forgive = [&]() noexcept {
+    for (Page* page : refused) page->refused = false;
+  };
   try {
-    for (;;) {
+    for (bool again = true; again;) {
+      again = false;
       try {
-        done = evict_for(n, limits);
-        break;
+        attempt();
       } catch (const PageRefused& refusal) {
-        // It stays where it is; another one has to go.
         refused.reserve(refused.size() + 1);
         Page* const page = const_cast<Page*>(refusal.page);
         page->refused = true;
         refused.push_back(page);
+        again = true;
       }
     }
   } catch (...) {
-    for (Page* page : refused) page->refused = false;
+    forgive();
     throw;
   }
-  for (Page* page : refused) page->refused = false;
-  return done;
+  forgive();
 }
 
 bool PageCache::evict_for(std::size_t n, const Limits& limits) {
@@ -50,9 +57,7 @@ bool PageCache::evict_for(std::size_t n, const Limits& limits) {
       std::erase_if(plan->drops, [](const Page* page) { return page->tier == Tier::gpu; });
     }
     if (const auto scarce = ensure_places(plan->falls)) {
-      // Less than the ceiling is to be had: make do with what is committed.
-      const ColdStore& there = *store(*scarce);
-      room[index(*scarce)] = {std::min(there.committed_free(), there.room()), false};
+      room[index(*scarce)] = committed_room(*scarce);
       continue;
     }
     fall(plan->falls, limits);
@@ -77,8 +82,12 @@ std::optional<Tier> PageCache::ensure_places(std::span<const Fall> falls) {
   return std::nullopt;
 }
 
-// All of them or, on a throw, none.
-void PageCache::fall(std::span<const Fall> falls, const Limits& limits) {
+PageCache::Room PageCache::committed_room(Tier tier) const noexcept {
+  const ColdStore& there = *store(tier);
+  return {std::min(there.committed_free(), there.room()), false};
+}
+
+std::vector<Place> PageCache::copy_down(std::span<const Fall> falls, const Limits& limits) {
   std::vector<Place> places;
   std::vector<Move> moves;
   places.reserve(falls.size());
@@ -95,14 +104,22 @@ void PageCache::fall(std::span<const Fall> falls, const Limits& limits) {
     trim();
     throw;
   }
-  for (std::size_t i = 0; i < falls.size(); ++i) {
-    Page& page = *falls[i].page;
-    ++(page.tier == Tier::gpu ? counters_.moved_out_pages : counters_.moved_down_pages);
-    if (page.slot != no_slot) gpu_.give_back(std::exchange(page.slot, no_slot));
-    give_back(page.place);
-    page.place = places[i];
-    set_tier(page, falls[i].to);
-  }
+  return places;
+}
+
+void PageCache::settle_fall(const Fall& one, Place place) noexcept {
+  Page& page = *one.page;
+  ++(page.tier == Tier::gpu ? counters_.moved_out_pages : counters_.moved_down_pages);
+  if (page.slot != no_slot) gpu_.give_back(std::exchange(page.slot, no_slot));
+  give_back(page.place);
+  page.place = place;
+  set_tier(page, one.to);
+}
+
+// All of them or, on a throw, none.
+void PageCache::fall(std::span<const Fall> falls, const Limits& limits) {
+  const std::vector<Place> places = copy_down(falls, limits);
+  for (std::size_t i = 0; i < falls.size(); ++i) settle_fall(falls[i], places[i]);
 }
 
 void PageCache::drop_all(std::span<Page* const> pages) noexcept {

@@ -56,6 +56,8 @@ class PieceStore : public ColdStore {
   };
 
   [[nodiscard]] std::size_t ceiling_places() const noexcept final { return ceiling_places_; }
+  void set_ceiling_places(std::size_t places) noexcept { ceiling_places_ = places; }
+  [[nodiscard]] std::size_t place_bytes() const noexcept { return sizes_.place_bytes; }
   [[nodiscard]] std::size_t used() const noexcept final { return used_; }
   [[nodiscard]] std::size_t committed_free() const noexcept final { return committed_ - used_; }
   [[nodiscard]] std::size_t committed_bytes() const noexcept final { return committed_bytes_; }

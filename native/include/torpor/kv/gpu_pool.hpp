@@ -1,5 +1,5 @@
-// GpuPool: the slots on the GPU. One range of addresses that never changes, physical memory under all of it
-// or none.
+// GpuPool: the slots on the GPU. One range of addresses that never changes, physical memory under the
+// beginning of it or under none of it. Behind that beginning is room to grow.
 #pragma once
 
 #include <cstddef>
@@ -13,16 +13,23 @@
 
 namespace torpor::kv {
 
+// How a pool may change.
+struct PoolRoom {
+  std::size_t reserved_bytes = 0;  // of addresses, no less than the pool has; 0 = it never grows
+  std::size_t chunk_bytes = 0;     // of physical memory: what it gives away at once; 0 = the device's
+};
+
 class GpuPool final {
  public:
   // As many slots as fit into gpu_bytes, in whole granules. Reserves and maps. Misuse when not even one slot
   // fits, OutOfDeviceMemory when the device has no room. seed: slots are given in a random order.
   GpuPool(std::shared_ptr<Device> device, std::size_t page_bytes, std::size_t gpu_bytes,
-          std::optional<std::uint64_t> seed);
+          std::optional<std::uint64_t> seed, const PoolRoom& room = {});
 
   [[nodiscard]] std::size_t slots() const noexcept { return slots_; }
   [[nodiscard]] std::size_t free_slots() const noexcept { return free_.size(); }
-  [[nodiscard]] std::size_t size_bytes() const noexcept { return range_.size_bytes(); }
+  [[nodiscard]] std::size_t size_bytes() const noexcept { return size_bytes_; }  // when mapped
+  [[nodiscard]] std::size_t reserved_bytes() const noexcept { return range_.size_bytes(); }
   [[nodiscard]] std::size_t mapped_bytes() const noexcept;
   [[nodiscard]] Address base() const noexcept { return range_.base(); }
   [[nodiscard]] Address address(std::int32_t slot) const noexcept {
@@ -42,14 +49,35 @@ class GpuPool final {
   // changed.
   [[nodiscard]] std::size_t release_one();
 
+  // --- maintenance of a mapped pool; its slots follow with settle() ---
+  // What is left of it when as many chunks go as can, and it keeps this much.
+  [[nodiscard]] std::size_t size_down_to(std::size_t least_bytes) const noexcept;
+  [[nodiscard]] std::vector<std::size_t> chunk_sizes() const;  // from the base on
+  // Unmaps its last chunk, which keeps what is in it. May throw; then nothing changed.
+  [[nodiscard]] Physical take_chunk();
+  // Maps memory behind its end. May throw; then nothing changed, and the memory is the caller's still.
+  void add_chunk(Physical& physical);
+  // Maps a new chunk of at most so many bytes, and returns its size. May throw; then nothing changed.
+  [[nodiscard]] std::size_t add_new_chunk(std::size_t limit_bytes);
+  // Frees its last chunk: cannot fail, what the driver refuses to unmap is left to it.
+  void drop_chunk() noexcept { mappings_.pop_back(); }
+  // So that settle() need not allocate with a pool of this size. May throw.
+  void reserve_books(std::size_t size_bytes) { free_.reserve(size_bytes / page_bytes_); }
+  // The slots are those of the memory that is mapped now; in use are those that `used` says, all of them
+  // there.
+  void settle(const std::vector<bool>& used) noexcept;
+  [[nodiscard]] const std::vector<std::int32_t>& free_list() const noexcept { return free_; }
+
  private:
   std::shared_ptr<Device> device_;
   std::size_t page_bytes_;
   std::size_t slots_;
+  std::size_t size_bytes_;
+  std::size_t chunk_bytes_;
   std::optional<std::mt19937_64> random_;
   Reservation range_;
-  std::vector<Mapping> mappings_;
-  std::vector<std::int32_t> free_;  // its capacity is slots_ always: give_back must not allocate
+  std::vector<Mapping> mappings_;   // one behind the other from the base on
+  std::vector<std::int32_t> free_;  // its capacity is slots_ at least: give_back must not allocate
 };
 
 }  // namespace torpor::kv

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -33,6 +34,7 @@ namespace torpor::kv {
 struct KvSpec {
   Layout layout;
   std::size_t gpu_bytes = 0;
+  std::size_t max_gpu_bytes = 0;  // addresses for resize_pools, for each pool group; 0 = as many as gpu_bytes
   std::size_t host_bytes = 0;  // ceiling of the host tier; 0 = none. Divided over the groups like gpu_bytes
   std::string tag = "kv_cache";
   std::string name;
@@ -70,6 +72,8 @@ struct KvStats {
 struct PoolStats {
   std::size_t page_bytes, slots, free_slots;
   std::size_t locked_pages, held_pages, droppable_pages, host_pages;
+  std::size_t size_bytes, reserved_bytes;  // on the GPU: memory when awake; addresses
+  std::size_t host_slots;                  // the ceiling of its part of the host tier
 };
 
 class KvManager final : public Participant,
@@ -84,9 +88,7 @@ class KvManager final : public Participant,
 
   [[nodiscard]] const Layout& layout() const noexcept { return spec_.layout; }
   [[nodiscard]] Device& device() const noexcept { return *device_; }
-  [[nodiscard]] std::size_t slots(std::size_t group = 0) const noexcept {
-    return caches_[group].gpu().slots();
-  }
+  [[nodiscard]] std::size_t slots(std::size_t group = 0) const;
   // Address of this buffer in slot 0 of its group; slots are page_bytes apart. Never changes (S1).
   [[nodiscard]] Address address(std::size_t layer, const std::string& role) const;
 
@@ -107,6 +109,25 @@ class KvManager final : public Participant,
   [[nodiscard]] KvStats stats() const;                      // over all pool groups
   [[nodiscard]] std::vector<PoolStats> pool_stats() const;  // by pool group
 
+  // --- maintenance; kv_maintenance.cpp. Every sequence is suspended. Misuse while anything of the ledger is
+  // parked or an operation is under way (K12), or memory of the tag is registered (K10). All or nothing: a
+  // throw leaves sizes, pages and free bytes as they were. Addresses never change (S1); pages get other slots
+  // (S2), and views end where they did: take them anew after growth. ---
+  // The bytes of each pool group on the GPU, rounded down to whole granules; a pool that shrinks gives whole
+  // chunks, so that it may keep more. Pages behind its new end move, into colder tiers where the rest is too
+  // small; reusable ones that find no room there are dropped. What one pool gives goes to those that grow as
+  // it is. host_bytes: the ceiling of the host tier for all groups, divided as gpu_bytes are now; reusable
+  // pages beyond it are dropped. Misuse: a size that holds no page, or is beyond max_gpu_bytes, or a sequence
+  // that could never resume. OutOfDeviceMemory, OutOfHostMemory: pages that are held need more; or the device
+  // has less.
+  void resize_pools(const std::vector<std::size_t>& gpu_bytes, std::optional<std::size_t> host_bytes = {});
+  // The same for all pools together, divided as at the start.
+  void resize_pools(std::size_t gpu_bytes, std::optional<std::size_t> host_bytes = {});
+  // Moves whole chunks between the pool groups until they are as near as they get to these shares of the
+  // bytes that there are. Empty: to what the pages of each group take, those in colder tiers too.
+  void rebalance(const std::vector<double>& shares = {});
+
+  void joins(std::weak_ptr<Maintenance> ledger) override;
   [[nodiscard]] const std::string& tag() const noexcept override { return spec_.tag; }
   [[nodiscard]] const std::string& name() const noexcept override { return spec_.name; }
   [[nodiscard]] bool parked() const noexcept override { return parked_; }
@@ -178,6 +199,19 @@ class KvManager final : public Participant,
   [[nodiscard]] PageCache& cache_of(const Page& page) noexcept { return cache_of(page.life_cycle); }
   [[nodiscard]] kv::Limits call_limits() const { return {Clock::now() + spec_.move_timeout, nullptr}; }
 
+  // --- kv_maintenance.cpp; the lock is held, but in maintain() ---
+  void maintain(const char* call, const std::function<void()>& work);
+  void require_maintainable(const std::string& call);
+  [[nodiscard]] std::vector<std::size_t> sizes_of(const std::vector<std::size_t>& gpu_bytes) const;
+  [[nodiscard]] std::vector<std::size_t> by_shares(std::vector<double> shares) const;
+  [[nodiscard]] std::vector<std::size_t> slots_for_sequences() const;
+  void reshape(const std::vector<std::size_t>& sizes, std::optional<std::size_t> host_bytes);
+  void require_sequences_fit(const std::vector<std::size_t>& sizes) const;
+  void set_host_ceilings(std::optional<std::size_t> host_bytes, const std::vector<std::size_t>& sizes,
+                         UndoStack& undo);
+  void require_host_fits(std::size_t group, const PageCache::Clearing* staged) const;
+  [[noreturn]] void refuse_shrinking(std::size_t group, std::size_t slots) const;
+
   // --- kv_sleep.cpp, kv_wake.cpp; the lock is held ---
   [[nodiscard]] Item item_of(Action action, RestoreMode mode) const;
   void write_tables() noexcept;
@@ -199,6 +233,7 @@ class KvManager final : public Participant,
   const KvSpec spec_;
   const std::shared_ptr<HostPool> host_pool_;
   mutable std::mutex mutex_;
+  std::weak_ptr<Maintenance> ledger_;
   EventLog events_;
   PrefixTree prefixes_;
   std::deque<PageCache> caches_;  // by pool group

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -34,6 +35,7 @@ struct CacheLimits {
   std::shared_ptr<DiskFile> disk{};      // for that tier, and for sleeps to disk
   std::size_t cold_gpu_bytes = 0;        // of the cold tier on the GPU; 0 = none
   std::shared_ptr<const Codec> codec{};  // empty = identity
+  PoolRoom room{};                       // of the GPU pool
 };
 
 // Counted since the start.
@@ -134,7 +136,29 @@ class PageCache final {
   // changed.
   [[nodiscard]] std::size_t release_one();
   [[nodiscard]] std::size_t mapped_bytes() const noexcept;
-  [[nodiscard]] std::size_t device_bytes() const noexcept;  // of both pools when mapped
+  [[nodiscard]] std::size_t device_bytes() const noexcept;    // of both pools when mapped
+  [[nodiscard]] std::size_t reserved_bytes() const noexcept;  // addresses of both
+
+  // --- maintenance; page_resize.cpp ---
+  struct Clearing;
+  // Makes copies of pages so that the first `slots` slots of the GPU will do: first of those that have to
+  // fall into colder tiers, by make_room's rules, then of those in the slots behind, in the slots before.
+  // nullptr when there is no room; then, and on a throw, nothing changed. No page is locked.
+  [[nodiscard]] std::unique_ptr<Clearing> stage_clearing(std::size_t slots, const Limits& limits);
+  // Nothing changed, unless a device call fails now: then pages that had to go are gone where they had to go.
+  void undo_clearing(Clearing& staged, const Limits& limits) noexcept;
+  // The copies are the pages.
+  void commit_clearing(Clearing& staged) noexcept;
+  // After the memory of the GPU pool has changed, and what lay in it beyond is cleared. used: an entry for
+  // each slot, whatever it says.
+  void settle_pool(std::vector<bool>& used) noexcept;
+  // Pages that sequences hold: in the tier; with a place there once what is staged is done; and how many more
+  // can fall below the GPU when all else there makes way.
+  [[nodiscard]] std::size_t held_in(Tier tier) const noexcept { return held(tier).size(); }
+  [[nodiscard]] std::size_t held_places(Tier tier, const Clearing* staged) const noexcept;
+  [[nodiscard]] std::size_t room_below() const noexcept;
+  // Drops reusable pages of the tier, the first to leave it first, until it is below its ceiling.
+  void drop_beyond(Tier tier) noexcept;
 
   [[nodiscard]] std::size_t pages_in(Tier tier) const noexcept;
   [[nodiscard]] std::size_t pages_with(Status status) const noexcept;
@@ -183,8 +207,19 @@ class PageCache final {
   // --- page_tiers.cpp ---
   // Empty, or the tier that had less than its room.
   [[nodiscard]] std::optional<Tier> ensure_places(std::span<const Fall> falls);
+  // Less than the ceiling is to be had there: what is committed.
+  [[nodiscard]] Room committed_room(Tier tier) const noexcept;
+  // Runs it, again and again while a codec refuses a page: that one stays where it is, another has to go.
+  void past_refusals(const std::function<void()>& attempt);
+  // Takes places and makes the copies; all of them or, on a throw, none.
+  [[nodiscard]] std::vector<Place> copy_down(std::span<const Fall> falls, const Limits& limits);
+  void settle_fall(const Fall& one, Place place) noexcept;
   void fall(std::span<const Fall> falls, const Limits& limits);
   void drop_all(std::span<Page* const> pages) noexcept;
+  // --- page_resize.cpp ---
+  [[nodiscard]] std::optional<Eviction> plan_clearing(std::size_t slots);
+  void plan_relocations(Clearing& staged, std::size_t slots);
+  void copy_relocations(Clearing& staged, const Limits& limits);
   [[nodiscard]] bool evict_for(std::size_t n, const Limits& limits);
   // Files the page in the list that its status and tier ask for, as the newest.
   void file(Page& page) noexcept;
@@ -209,6 +244,7 @@ class PageCache final {
   }
 
   std::shared_ptr<Device> device_;
+  std::shared_ptr<HostPool> pool_;
   std::size_t page_bytes_;
   GpuPool gpu_;
   std::optional<ColdPool> cold_gpu_;
