@@ -378,6 +378,7 @@ class Ledger:
         disk_path: str = "",
         cold_gpu_bytes: int = 0,
         codec: str = "identity",
+        max_gpu_bytes: int = 0,
     ) -> KvManager:
         """
         A paged cache of layers of several kinds; `create_kv_manager` is the short form for K and V alone.
@@ -387,7 +388,8 @@ class Ledger:
         takes in each, in whole granules. max_sequence_tokens bounds page tables (0: what fits the pools of full
         attention; without such, 2**20). `resume` locks at most max_utilisation of each pool. partial_blocks: prompts
         also match the beginning of a block, at the price of one page copied on resume; matched_tokens is then any
-        number. event_count: how many events are kept. Misuse when a layer or a size is impossible; OutOfDeviceMemory.
+        number. event_count: how many events are kept. max_gpu_bytes: addresses for `resize_pools`, for each pool (0: as many
+        as gpu_bytes). Misuse when a layer or a size is impossible; OutOfDeviceMemory.
         """
 
     def create_kv_manager(
@@ -408,13 +410,15 @@ class Ledger:
         disk_path: str = "",
         cold_gpu_bytes: int = 0,
         codec: str = "identity",
+        max_gpu_bytes: int = 0,
     ) -> KvManager:
         """
         A paged KV pool of at most gpu_bytes. dtype: float32, float16, bfloat16. seed: random slot order (tests).
 
         Pages that leave it fall into the tiers that there are: cold_gpu_bytes on the GPU, host_bytes, disk_bytes (in
         an unlinked file in the folder disk_path; without one, in the ledger's). codec, of pages in those tiers:
-        identity, checked (with a checksum). Errors as of create_kv_cache; OutOfDisk.
+        identity, checked (with a checksum). max_gpu_bytes: addresses for `KvManager.resize_pools` (0: as many as
+        gpu_bytes). Errors as of create_kv_cache; OutOfDisk.
         """
 
 class Buffer:
@@ -526,11 +530,6 @@ class KvManager:
         disk_slots}.
         """
 
-    def pools(self) -> list[dict[str, int]]:
-        """
-        [{page_bytes, slots, free_slots, locked_pages, held_pages, droppable_pages, host_pages}] by pool.
-        """
-
     def events(self, after: int = 0) -> dict[str, Any]:
         """
         {events: [{number, kind, block, parent, tokens, tier, …}], next, lost}: what became of known blocks since.
@@ -540,6 +539,42 @@ class KvManager:
         it is, or last was, in. Ask with `next` the next time. The last event_count are kept in a ring, the
         newest over the oldest. lost: how many were overwritten before they were read (at least 1 when `after`
         is not of this cache); unless it is 0, begin anew.
+        """
+
+    def pools(self) -> list[dict[str, int]]:
+        """
+        [{page_bytes, slots, free_slots, locked_pages, held_pages, droppable_pages, host_pages, host_slots,
+        size_bytes, reserved_bytes}] by pool. size_bytes: on the GPU when awake. reserved_bytes: of addresses, how far it
+        can grow.
+        """
+
+    def resize_pools(
+        self, gpu_bytes: int | _Sequence[int], *, host_bytes: int | None = None
+    ) -> list[dict[str, int]]:
+        """
+        Change how much memory the pools have on the GPU; returns pools() afterwards.
+
+        gpu_bytes: of all pools, divided as at the start, or one number a pool in the order of pools(). Rounded down to
+        whole granules; a pool that shrinks gives whole chunks (a sixteenth of the first gpu_bytes, or less), so that it
+        may keep more. host_bytes: a new ceiling of the host tier, divided over the pools as gpu_bytes are then; None
+        leaves it.
+
+        Addresses never change (S1). Pages behind the new end of a pool move into other slots or colder tiers; reusable
+        ones that find no room are dropped, as for any other room. After growth take page_view anew: an old view ends
+        where it did. All or nothing: an error leaves sizes, pages and free memory as they were.
+
+        Misuse: a sequence is active, anything of the ledger is asleep, an operation is under way (K12), memory of the
+        tag is registered (K10), a size holds no page or is beyond max_gpu_bytes, or a sequence could never resume.
+        OutOfDeviceMemory, OutOfHostMemory: suspended sequences hold more than would be left, or the device has less.
+        """
+
+    def rebalance(self, shares: _Sequence[float] | None = None) -> list[dict[str, int]]:
+        """
+        Let pools give each other memory, all bytes together as before; returns pools() afterwards.
+
+        shares: of the memory, one a pool in the order of pools(), in any unit. None: what the pages of each pool take,
+        those in colder tiers too. Comes as near as whole chunks allow, and takes no pool what suspended sequences need
+        there. Pages move as for resize_pools, and Misuse and errors are the same.
         """
 
 class Sequence:

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -60,12 +61,17 @@ class ScarceDevice final : public torpor::Device {
   void unreserve_range(Address base, std::size_t size) noexcept override {
     inner_->unreserve_range(base, size);
   }
-  torpor::PhysicalHandle create_physical(std::size_t size) override { return inner_->create_physical(size); }
+  torpor::PhysicalHandle create_physical(std::size_t size) override {
+    const torpor::PhysicalHandle handle = inner_->create_physical(size);
+    fresh_.insert(handle);
+    return handle;
+  }
   void destroy_physical(torpor::PhysicalHandle handle) noexcept override { inner_->destroy_physical(handle); }
   void map_range(Address at, torpor::PhysicalHandle handle, std::size_t size) override {
     inner_->map_range(at, handle, size);
     ++maps;
-    std::memset(reinterpret_cast<void*>(at), 0xA5, size);
+    // Mapped again elsewhere it keeps what is in it.
+    if (fresh_.erase(handle) > 0) std::memset(reinterpret_cast<void*>(at), 0xA5, size);
   }
   void unmap_range(Address at, std::size_t size) override { inner_->unmap_range(at, size); }
   Address create_host(std::size_t size, bool pinned) override {
@@ -97,6 +103,7 @@ class ScarceDevice final : public torpor::Device {
 
  private:
   std::shared_ptr<Device> inner_;
+  std::set<torpor::PhysicalHandle> fresh_;  // never mapped yet
 };
 
 // Every read and write is counted as a call of the device, and fails when that would.
@@ -163,6 +170,7 @@ struct Options {
   std::size_t disk_slots = 0;
   std::size_t disk_limit_bytes = SIZE_MAX;  // of the disk itself
   std::size_t cold_gpu_slots = 0;
+  std::size_t max_gpu_slots = 0;
   std::shared_ptr<const torpor::kv::Codec> codec = torpor::kv::make_codec("identity");
 };
 
@@ -185,6 +193,7 @@ class Rig : public KvTransactions<Rig> {
     spec.name = name;
     spec.layout = small_layout();
     spec.gpu_bytes = options.gpu_slots * page_bytes;
+    spec.max_gpu_bytes = options.max_gpu_slots * page_bytes;
     spec.seed = options.seed;
     const std::size_t cold_bytes = options.codec->cold_bytes(page_bytes);
     const std::size_t block_bytes = torpor::DiskFile::block_bytes;
