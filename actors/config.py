@@ -39,7 +39,7 @@ class KvCacheConfig:
 class GateConfig:
     """when_closed: reject | queue | wake. The bounds are of one front end."""
 
-    when_closed: str = "reject"
+    when_closed: str = "wake"
     retry_after_s: int = 5
     queue_limit: int = 256  # requests that may wait
     queue_timeout_s: float = 60.0

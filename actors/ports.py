@@ -129,6 +129,12 @@ class Control(Protocol):
     async def cancel(self, operation_id: str) -> bool:
         """True when it will end as rejected/cancelled; False when it is decided or finished."""
 
+    async def watch(self, name: str, seen: ModelView | None, timeout_s: float) -> ModelView:
+        """As published, with no call to any rank: once its state, gate or hold are others than `seen`, or the time is up.
+
+        KeyError when there is no such model.
+        """
+
     async def renew(self, operation_id: str) -> Hold:
         """Lengthen the lease of the hold that this sleep is. KeyError for an unknown operation; raises NoLease."""
 
@@ -162,6 +168,17 @@ class GateClosed(Exception):
         self.reason = reason
 
 
+class LeaderLost(GateClosed):
+    """The leader, or the connection to it, was lost before the request's first token.
+
+    It may be submitted again, under another id. admitted: it had been let in, and may be what has ended the leader.
+    """
+
+    def __init__(self, detail: str, admitted: bool) -> None:
+        super().__init__("failed", detail)
+        self.admitted = admitted
+
+
 class InvalidRequest(Exception):
     """The engine cannot serve this request as it is (context length, unknown role, …)."""
 
@@ -176,7 +193,8 @@ class Inference(Protocol):
     def generate(self, model: str, request: GenerateRequest) -> AsyncIterator[TokenEvent]:
         """Admits, then yields events; the last has a finish_reason. Closing the iterator aborts the request (G4).
 
-        Raises GateClosed, InvalidRequest, QueueFull before the first event, KeyError for an unknown model.
+        Raises GateClosed (LeaderLost is one), InvalidRequest, QueueFull before the first event, KeyError for an
+        unknown model.
         """
 
 

@@ -1,14 +1,15 @@
-"""What becomes of a request that a model does not admit. One policy so far, reject: 503 with Retry-After."""
+"""What a request that is not let in is told: a Problem, with Retry-After where it may come again."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from torpor.actors.config import ClusterConfig
 from torpor.actors.messages import GateReason
 from torpor.actors.ports import GateClosed, InvalidRequest, QueueFull
+from torpor.service.gate.gates import Gates
+from torpor.service.gate.policy import NotLetIn
 from torpor.service.problems import Code, Problem
 
 
@@ -22,6 +23,7 @@ class Counts(Protocol):
 _HINTS: Mapping[str, str] = {
     GateReason.ASLEEP: "Wake it with POST /models/{model}/wake.",
     GateReason.CONTENTS_UNDEFINED: "Its weights woke without contents; restart the service to reload them.",
+    "ending": "Another front end may answer at once.",
     GateReason.FAILED: "It stays so; look at GET /models/{model}, then restart the service.",
     GateReason.IN_DOUBT: "A rank waits for the coordinator's decision; look at GET /models/{model}.",
 }
@@ -32,8 +34,7 @@ class Admission:
     """Turns a model's refusal into a Problem, and counts."""
 
     counts: Counts
-    retry_after_s: Mapping[str, int] = field(default_factory=dict)
-    default_retry_after_s: int = 5
+    gates: Gates
 
     def admitted(self, model: str) -> None:
         self.counts.count_admission(model, "admitted", "")
@@ -45,25 +46,31 @@ class Admission:
 
     def closed(self, model: str, refusal: GateClosed) -> Problem:
         reason = str(refusal.reason)
-        self.counts.count_admission(model, "rejected", reason)
+        code = Code.GATE_CLOSED
+        if isinstance(refusal, NotLetIn):
+            code = Code.QUEUE_FULL if refusal.full else Code.QUEUE_TIMEOUT
+        self.counts.count_admission(model, "rejected", reason if code is Code.GATE_CLOSED else str(code))
         hint = _HINTS.get(reason, "Repeat after the time in Retry-After.").replace("{model}", model)
         return Problem(
             503,
-            Code.GATE_CLOSED,
+            code,
             _with_detail(f"{model!r} admits no requests: {reason}", str(refusal)),
             hint=hint,
-            headers={"Retry-After": str(self.retry_after_s.get(model, self.default_retry_after_s))},
+            headers=self._retry_after(model),
             reason=reason,
             model=model,
         )
 
     def full(self, model: str, refusal: QueueFull) -> Problem:
         self.counts.count_admission(model, "rejected", "full")
-        headers = {"Retry-After": str(self.retry_after_s.get(model, self.default_retry_after_s))}
+        headers = self._retry_after(model)
         detail = f"{model!r} has its waiting list full: {refusal}" if str(refusal) else f"{model!r} is full."
         return Problem(
             429, Code.QUEUE_FULL, detail, hint="Repeat after the time in Retry-After.", headers=headers
         )
+
+    def _retry_after(self, model: str) -> dict[str, str]:
+        return {"Retry-After": str(self.gates.known(model).retry_after_s)}
 
     def invalid(self, model: str, refusal: InvalidRequest) -> Problem:
         self.counts.count_admission(model, "invalid", "")
@@ -75,7 +82,3 @@ def _with_detail(text: str, detail: str) -> str:
     """The gate's own words, unless they only repeat the reason."""
     plain = not detail or detail.startswith("the gate is closed")
     return f"{text}." if plain else f"{text} ({detail})."
-
-
-def admission_from(config: ClusterConfig, counts: Counts) -> Admission:
-    return Admission(counts, {model.name: model.gate.retry_after_s for model in config.models})

@@ -14,9 +14,11 @@ from starlette.responses import Response
 from structlog.typing import FilteringBoundLogger
 
 from torpor.actors.ports import Control, ControlUnreachable, Inference, KeyReused
-from torpor.service.admission import Admission, Counts
+from torpor.service.admission import Admission
 from torpor.service.context import Context
 from torpor.service.docs import problem_response
+from torpor.service.gate.gates import Gates
+from torpor.service.gate.patience import PatientInference
 from torpor.service.logs import RequestLog, note
 from torpor.service.metrics import Metrics
 from torpor.service.problems import Code, Problem
@@ -38,13 +40,17 @@ def create_app(
     inference: Inference,
     *,
     logger: FilteringBoundLogger,
-    admission: Callable[[Counts], Admission] = Admission,
+    gates: Gates,
     lifespan: Lifespan | None = None,
     clock: Callable[[], float] = time.time,
 ) -> FastAPI:
-    """The whole surface over a coordinator and leader ranks. `lifespan` is entered before any request."""
+    """The whole surface over a coordinator and leader ranks. `lifespan` is entered before any request.
+
+    Before the server ends, `app.state.context.inference.close()` tells who waits or streams still.
+    """
     metrics = Metrics()
-    context = Context(control, inference, admission(metrics), metrics, clock)
+    patient = PatientInference(inference, control, gates, metrics)
+    context = Context(control, patient, Admission(metrics, gates), metrics, clock)
 
     @asynccontextmanager
     async def whole_life(app: FastAPI) -> AsyncIterator[None]:

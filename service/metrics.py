@@ -28,10 +28,11 @@ class Metrics:
         self._prefix = self._gauge("prefix_tokens", "Tokens of reusable prefixes", ["model", "rank"])
         self._state = self._gauge("model_state", "1 for the state that a model is in", ["model", "state"])
         self._gate = self._gauge("gate_open", "1 when the model admits requests", ["model"])
+        self._held = self._gauge("model_held", "1 while a hold keeps the model asleep", ["model"])
         self._version = self._gauge("weights_version", "Version of the published weights", ["model"])
         self._gauges = (
             *(self._memory, self._free, self._total, self._sequences, self._prefix),
-            *(self._state, self._gate, self._version),
+            *(self._state, self._gate, self._held, self._version),
         )
         self._admissions = Counter(
             "torpor_admissions",
@@ -40,6 +41,14 @@ class Metrics:
             registry=self.registry,
         )
         self._open = self._gauge("open_requests", "Admitted requests that have not ended", ["model"])
+        self._waiting = self._gauge("queue_length", "Requests that wait at the gate", ["model"])
+        self._wait_s = Histogram(
+            "torpor_queue_wait_seconds",
+            "From a request's arrival to its admission, of those that waited",
+            ["model"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
         self._operations = Counter(
             "torpor_operations", "Finished operations", ["model", "kind", "outcome"], registry=self.registry
         )
@@ -73,6 +82,12 @@ class Metrics:
     def count_open(self, model: str, change: int) -> None:
         self._open.labels(model).inc(change)
 
+    def count_waiting(self, model: str, change: int) -> None:
+        self._waiting.labels(model).inc(change)
+
+    def observe_wait(self, model: str, seconds: float) -> None:
+        self._wait_s.labels(model).observe(seconds)
+
     def show_models(self, views: Iterable[ModelView]) -> None:
         for gauge in self._gauges:
             gauge.clear()
@@ -80,6 +95,7 @@ class Metrics:
             for state in ModelState:
                 self._state.labels(view.name, state.value).set(view.state is state)
             self._gate.labels(view.name).set(view.gate_open)
+            self._held.labels(view.name).set(view.hold)
             self._version.labels(view.name).set(view.weights_version)
             for status in view.ranks:
                 rank = (view.name, str(status.rank))

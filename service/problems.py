@@ -33,6 +33,7 @@ class Code(StrEnum):
     FAILED = "operation_failed"
     GATE_CLOSED = "gate_closed"
     QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
     INVALID_REQUEST = "invalid_request"
     UNSUPPORTED_PARAMETER = "unsupported_parameter"
     GENERATION_FAILED = "generation_failed"

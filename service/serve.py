@@ -19,8 +19,9 @@ from structlog.typing import FilteringBoundLogger
 
 from torpor.actors.config import ClusterConfig
 from torpor.actors.ports import Control, ControlUnreachable, Inference
-from torpor.service.admission import admission_from
 from torpor.service.app import create_app
+from torpor.service.gate.gates import Gates
+from torpor.service.gate.patience import PatientInference
 from torpor.service.loading import tell_states, until_loaded
 from torpor.service.settings.shape import Settings, cluster_config
 
@@ -177,8 +178,9 @@ async def _serve(
         cluster.control,
         cluster.inference,
         logger=around.logger,
-        admission=lambda counts: admission_from(config, counts),
+        gates=Gates(config, cluster.control),
     )
+    inference: PatientInference = app.state.context.inference
     options = uvicorn.Config(
         app,
         log_config=None,
@@ -189,7 +191,7 @@ async def _serve(
     server = _Server(options)
     stopping = asyncio.Event()
     _stop_on_signals(server, stopping)
-    ending = asyncio.create_task(_end_streams(stopping, cluster.inference))
+    ending = asyncio.create_task(_end_streams(stopping, inference))
     loading = asyncio.create_task(
         until_loaded(cluster.control, started, around.say)
         if started is not None
@@ -207,21 +209,15 @@ async def _serve(
     for task in (loading, ending):
         task.cancel()
     await asyncio.gather(loading, ending, return_exceptions=True)
-    await _close(cluster.inference)
+    await inference.close()
     return code
 
 
-async def _end_streams(stopping: asyncio.Event, inference: Inference) -> None:
+async def _end_streams(stopping: asyncio.Event, inference: PatientInference) -> None:
     """After a signal, open streams go on for a while; those that still run then end with an error event (G3)."""
     await stopping.wait()
     await asyncio.sleep(_STREAMS_END_S)
-    await _close(inference)
-
-
-async def _close(inference: Inference) -> None:
-    close = getattr(inference, "close", None)
-    if close is not None:
-        await close()
+    await inference.close()
 
 
 def _stop_on_signals(server: uvicorn.Server, stopping: asyncio.Event) -> None:

@@ -49,6 +49,9 @@ class CoordinatorActor:
     async def cancel(self, operation_id: str) -> bool:
         return await (await self._ready()).cancel(operation_id)
 
+    async def watch(self, name: str, seen: ModelView | None, timeout_s: float) -> ModelView:
+        return await (await self._ready()).watch(name, seen, timeout_s)
+
     async def renew(self, operation_id: str) -> Hold:
         return await (await self._ready()).renew(operation_id)
 

@@ -26,7 +26,7 @@ from torpor.actors.coordinator.reconcile import Reconciler
 from torpor.actors.coordinator.records import Published, effective_tags
 from torpor.actors.coordinator.room import Room
 from torpor.actors.coordinator.roster import Roster
-from torpor.actors.coordinator.runtime import ModelRuntime, Run
+from torpor.actors.coordinator.runtime import ModelRuntime, Run, same_outside
 from torpor.actors.coordinator.usage import Usage
 from torpor.actors.messages import (
     Hold,
@@ -41,6 +41,7 @@ from torpor.actors.messages import (
 )
 from torpor.actors.ports import RankMaker, RankPort, RankUnreachable
 
+LOOK_S = 0.25  # between looks at what changes without a word
 STATUS_S = 2.0  # how long a listing waits for a rank
 REMEMBERED = 1000  # finished operations at hand without asking the journal
 LONGEST_PAUSE_S = 30.0  # between questions to a rank that is silent after a restart
@@ -345,6 +346,22 @@ class Coordinator:
         run.turn.set()
         return True
 
+    async def watch(self, name: str, seen: ModelView | None, timeout_s: float) -> ModelView:
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + timeout_s
+        while True:
+            view = self._known(name).view()
+            left_s = ends_at - loop.time()
+            if seen is None or left_s <= 0 or not same_outside(view, seen):
+                return view
+            await self.feed.changed(min(left_s, LOOK_S))
+
+    def _known(self, name: str) -> ModelRuntime:
+        runtime = self._models.get(name)
+        if runtime is None:
+            raise KeyError(f"no model {name!r}")
+        return runtime
+
     async def renew(self, operation_id: str) -> Hold:
         await self.operation(operation_id)  # KeyError for an unknown one
         return self._leases.renew(operation_id)
@@ -355,9 +372,7 @@ class Coordinator:
         return [runtime.view() for runtime in self._models.values()]
 
     async def model(self, name: str) -> ModelView:
-        runtime = self._models.get(name)
-        if runtime is None:
-            raise KeyError(f"no model {name!r}")
+        runtime = self._known(name)
         statuses = await asyncio.gather(*(self._status(runtime, port) for port in runtime.ports))
         return runtime.view(statuses)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -37,6 +38,12 @@ class Feed:
         self._changes.append(Change(self.epoch, self._sequence, model, operation))
         self._news.set()
         self._news = asyncio.Event()
+
+    async def changed(self, timeout_s: float) -> None:
+        """Until the next change, at most so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
 
     async def listen(self, after: int | None = None) -> AsyncIterator[Change]:
         """Changes after this sequence number; None = from now on. Without end."""

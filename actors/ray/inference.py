@@ -20,7 +20,7 @@ from torpor.actors.messages import (
     ModelState,
     TokenEvent,
 )
-from torpor.actors.ports import Control, GateClosed, InvalidRequest, QueueFull
+from torpor.actors.ports import Control, GateClosed, InvalidRequest, LeaderLost, QueueFull
 from torpor.actors.ray.calls import ActorGone, call, call_once, first_line
 from torpor.actors.ray.inbox import Inbox
 from torpor.actors.ray.names import rank_name
@@ -28,11 +28,16 @@ from torpor.actors.ray.names import rank_name
 RENEW_S = 2.0
 MAX_SUBMITTING = 256  # calls of one front end in flight; Ray would queue the rest unseen
 MAX_BATCHES_AHEAD = 32  # of a stream, before its producer waits
+ENDING = "this front end is ending; repeat the request when it is back."
 LEASE_S = 10.0  # a leader that answers no renewal for so long has forgotten us
 
 
 class LeaderGone(Exception):
-    """The leader died, or ended the stream, with requests under way."""
+    """The leader died, or ended the stream, or cannot be reached. admitted: with this request let in."""
+
+    def __init__(self, why: str, admitted: bool = False) -> None:
+        super().__init__(why)
+        self.admitted = admitted
 
 
 class LeaderStream:
@@ -44,6 +49,7 @@ class LeaderStream:
         self._inboxes: dict[str, Inbox] = {}
         self._submitting = asyncio.Semaphore(MAX_SUBMITTING)
         self.lost = ""  # why this connection is over
+        self._over = asyncio.Event()
         self._tasks = [asyncio.create_task(self._pump()), asyncio.create_task(self._renew())]
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
@@ -51,45 +57,56 @@ class LeaderStream:
         if request.id in self._inboxes:
             raise InvalidRequest(f"a request with the id {request.id!r} is still running; choose another id")
         inbox = self._inboxes[request.id] = Inbox()
-        finished = False
+        finished = admitted = False
         try:
             reply = await self._submit(request)
             finished = reply.admission is not Admission.ADMITTED
             raise_unless_admitted(reply)
+            admitted = True
             while not finished:
                 event = await inbox.get()
                 finished = event.finish_reason is not None
                 yield event
         except LeaderGone as error:
             if not inbox.begun:
-                raise
+                raise LeaderGone(str(error), admitted) from error
             finished = True
             yield TokenEvent(request.id, finish_reason=FinishReason.ERROR, error=str(error))
         finally:
             del self._inboxes[request.id]
-            if not finished:  # the reader went away (G4)
-                self._handle.cancel.remote(self.front_end, [request.id])
+            if not finished:  # the reader went away (G4), or nobody knows what became of it
+                with contextlib.suppress(Exception):  # no connection: the lease ends it
+                    self._handle.cancel.remote(self.front_end, [request.id])
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.lost = self.lost or "this front end is ending; repeat the request when it is back."
+        self.lost = self.lost or ENDING
         self._lose("")
-        with contextlib.suppress(RayError):
+        with contextlib.suppress(Exception):  # no connection: the lease ends it
             self._handle.detach.remote(self.front_end)
 
     async def _submit(self, request: GenerateRequest) -> AdmissionReply:
         async with self._submitting:
             if self.lost:
                 raise LeaderGone(self.lost)
+            asked = asyncio.ensure_future(call_once(self._handle, "submit", self.front_end, [request]))
+            over = asyncio.ensure_future(self._over.wait())
             try:
-                replies: list[AdmissionReply] = await call_once(
-                    self._handle, "submit", self.front_end, [request]
-                )
+                # A connection that is lost does not always say so to each call.
+                await asyncio.wait((asked, over), return_when=asyncio.FIRST_COMPLETED)
+                if not asked.done():
+                    raise LeaderGone(self.lost)
+                reply: AdmissionReply = asked.result()[0]
             except ActorGone as error:
                 raise LeaderGone(f"the model's leader is gone: {error}") from error
-            return replies[0]
+            except (RayError, OSError) as error:
+                raise LeaderGone(f"the model's leader cannot be reached: {first_line(error)}") from error
+            finally:
+                asked.cancel()
+                over.cancel()
+            return reply
 
     async def _pump(self) -> None:
         why = "it ended the stream of this front end"
@@ -100,7 +117,7 @@ class LeaderStream:
                 for event in batch:
                     if event.request in self._inboxes:
                         self._inboxes[event.request].put(event)
-        except RayError as error:
+        except Exception as error:  # whatever has ended it: nobody must wait for events that do not come (G3)
             why = first_line(error)
         self._lose(why)
 
@@ -108,12 +125,15 @@ class LeaderStream:
         while not self.lost:
             try:
                 await asyncio.wait_for(call(self._handle, "renew", self.front_end), LEASE_S)
-            except (TimeoutError, ActorGone) as error:
-                self._lose(str(error) or f"it did not answer for {LEASE_S:g} s")
+            except TimeoutError:
+                self._lose(f"it did not answer for {LEASE_S:g} s")
+            except Exception as error:
+                self._lose(first_line(error))
             await asyncio.sleep(RENEW_S)
 
     def _lose(self, why: str) -> None:
         self.lost = self.lost or f"the model's leader is gone: {why}"
+        self._over.set()
         for inbox in self._inboxes.values():
             inbox.lose(LeaderGone(self.lost))
 
@@ -129,23 +149,30 @@ class RayInference:
         self._front_end = f"front-{uuid.uuid4().hex[:12]}"
         self._streams: dict[str, LeaderStream] = {}
         self._made = 0
+        self._closed = False
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        if self._closed:
+            raise GateClosed("ending", ENDING)
         stream = await self._stream(model)
         try:
             async with contextlib.aclosing(stream.generate(request)) as events:
                 async for event in events:
                     yield event
         except LeaderGone as error:
-            raise GateClosed(GateReason.FAILED, str(error)) from error
+            if self._closed:
+                raise GateClosed("ending", ENDING) from error
+            raise LeaderLost(str(error), error.admitted) from error
 
     def connections(self) -> tuple[LeaderStream, ...]:
         """To the leaders that were asked so far."""
         return tuple(self._streams.values())
 
     async def close(self) -> None:
+        self._closed = True
         streams, self._streams = list(self._streams.values()), {}
-        await asyncio.gather(*(stream.close() for stream in streams))
+        await asyncio.gather(*(stream.close() for stream in streams), *self._closing)
 
     async def _stream(self, model: str) -> LeaderStream:
         stream = self._streams.get(model)
@@ -153,6 +180,8 @@ class RayInference:
             return stream
         try:
             handle = self._find(model)
+        except (RayError, OSError, RuntimeError) as error:
+            raise LeaderLost(f"Ray cannot be reached: {first_line(error)}", admitted=False) from error
         except ValueError:
             view = await self._control.model(model)  # KeyError: no such model
             # Without a leader a model is on its way, or lost, whether or not that was noticed yet.
@@ -162,7 +191,10 @@ class RayInference:
         # Each connection is a front end of its own: nothing of a lost one can come back through the next.
         fresh = self._streams[model] = LeaderStream(handle, f"{self._front_end}-{self._made}")
         if stream is not None:
-            await stream.close()
+            # Not awaited: who comes later must not overtake this request.
+            closing = asyncio.create_task(stream.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
         return fresh
 
 

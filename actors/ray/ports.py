@@ -99,6 +99,9 @@ class RayControl:
     async def cancel(self, operation_id: str) -> bool:
         return bool(await self._call("cancel", operation_id))
 
+    async def watch(self, name: str, seen: ModelView | None, timeout_s: float) -> ModelView:
+        return cast(ModelView, await self._call("watch", name, seen, min(timeout_s, WAIT_SLICE_S)))
+
     async def renew(self, operation_id: str) -> Hold:
         return cast(Hold, await self._call("renew", operation_id))
 

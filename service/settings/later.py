@@ -28,10 +28,6 @@ LATER_KEYS = (
     LaterKey("models.*.kv_cache.codec", "identity"),
     LaterKey("models.*.prefill_backup", False),
     LaterKey("models.*.on_discard", "wait"),
-    LaterKey("models.*.gate.queue_limit"),
-    LaterKey("models.*.gate.queue_timeout_s"),
-    LaterKey("models.*.gate.make_room", "none"),
-    LaterKey("models.*.sleep_after_idle_s", None),
     LaterKey("node.disk_bytes", None),
     LaterKey("node.disk_path", None),
     LaterKey("host_pool.prefill", False),
@@ -40,7 +36,6 @@ LATER_KEYS = (
 )
 # Values that later versions add to keys which this one has.
 LATER_VALUES = {
-    "models.*.gate.when_closed": ("queue", "wake"),
     "models.*.restore_modes.*": ("disk",),
 }
 # Sections that hold later keys only: dropped once these are gone.

@@ -59,8 +59,11 @@ class KvCacheSettings(_Section):
 
 
 class GateSettings(_Section):
-    when_closed: Literal["reject"] = "reject"
+    when_closed: Literal["reject", "queue", "wake"] = "wake"
     retry_after_s: Annotated[int, Field(ge=1, le=3600)] = 5
+    queue_limit: Annotated[int, Field(ge=1, le=100_000)] = 256
+    queue_timeout_s: DurationS = 60.0
+    make_room: Literal["none", "idle"] = "none"
 
 
 class PlacementSettings(_Section):
@@ -78,6 +81,7 @@ class ModelSettings(_Section):
     restore_modes: dict[str, ModeName] = Field(default_factory=dict)
     gate: GateSettings = GateSettings()
     verify: bool = False
+    sleep_after_idle_s: DurationS | None = None
     gpus_per_rank: Annotated[float, Field(gt=0, le=1)] | None = None
     placement: PlacementSettings = PlacementSettings()
 
@@ -209,6 +213,7 @@ def _model_config(model: ModelSettings) -> ModelConfig:
         restore_modes=modes,
         gate=GateConfig(**model.gate.model_dump()),
         verify=model.verify,
+        sleep_after_idle_s=model.sleep_after_idle_s,
         gpus_per_rank=model.gpus_per_rank,
         placement=PlacementConfig(
             model.placement.group,

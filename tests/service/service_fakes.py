@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from torpor.actors.messages import FinishReason, GateReason, GenerateRequest, TokenEvent
-from torpor.actors.ports import GateClosed, InvalidRequest, QueueFull
+from torpor.actors.ports import GateClosed, InvalidRequest, LeaderLost, QueueFull
 
 
 @dataclass
@@ -22,6 +22,9 @@ class MemoryInference:
     full: bool = False
     delay_s: float = 0.0
     fail_after: int | None = None  # events before the model breaks
+    lost: list[LeaderLost] = field(
+        default_factory=list
+    )  # what the next requests meet before their first token
     endless: bool = False
     end: FinishReason = FinishReason.STOP
     seen: list[GenerateRequest] = field(default_factory=list)
@@ -43,6 +46,8 @@ class MemoryInference:
             raise InvalidRequest(self.invalid)
         if self.full:
             raise QueueFull("1024 wait")
+        if self.lost:
+            raise self.lost.pop(0)
         self.running.add(request.id)
         ended = False
         try:

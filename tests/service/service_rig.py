@@ -20,11 +20,12 @@ from torpor.actors.coordinator.journal import Journal
 from torpor.actors.coordinator.memory import MemoryCluster, MemoryRank
 from torpor.actors.messages import GateReason
 from torpor.actors.ports import Control
-from torpor.service.admission import admission_from
 from torpor.service.app import create_app
+from torpor.service.gate.gates import Gates
 from torpor.service.logs import make_logger
 
 GIB = 1 << 30
+GATE = GateConfig(retry_after_s=3)
 
 
 @dataclass
@@ -43,11 +44,10 @@ class Rig:
         return [json.loads(line) for line in self.log.getvalue().splitlines()]
 
 
-def config_of(models: Mapping[str, int], journal: Path) -> ClusterConfig:
+def config_of(models: Mapping[str, int], journal: Path, gate: GateConfig = GATE) -> ClusterConfig:
     return ClusterConfig(
         models=tuple(
-            ModelConfig(name=name, tensor_parallel=ranks, gate=GateConfig(retry_after_s=3))
-            for name, ranks in models.items()
+            ModelConfig(name=name, tensor_parallel=ranks, gate=gate) for name, ranks in models.items()
         ),
         device=DeviceConfig(kind="host", count=max(models.values()), host_capacity_bytes=GIB),
         deadlines=Deadlines(drain_s=2.0, preflight_s=2.0, stage_s=2.0, commit_s=2.0),
@@ -61,8 +61,8 @@ def gate_of(cluster: MemoryCluster, model: str) -> GateReason | None:
 
 
 @asynccontextmanager
-async def make_rig(folder: Path, models: Mapping[str, int]) -> AsyncIterator[Rig]:
-    config = config_of(models, folder / "journal.db")
+async def make_rig(folder: Path, models: Mapping[str, int], gate: GateConfig = GATE) -> AsyncIterator[Rig]:
+    config = config_of(models, folder / "journal.db", gate)
     cluster = MemoryCluster.build(config)
     journal = await Journal.open(config.journal_path)
     coordinator = Coordinator(config, journal, host_limit_bytes=8 * GIB)
@@ -74,6 +74,7 @@ async def make_rig(folder: Path, models: Mapping[str, int]) -> AsyncIterator[Rig
     app = app_over(coordinator, inference, config, log)
     async with client_of(app) as http:
         yield Rig(app, http, coordinator, cluster, inference, log)
+        await app.state.context.inference.close()
     await coordinator.close()
     await journal.close()
 
@@ -81,9 +82,7 @@ async def make_rig(folder: Path, models: Mapping[str, int]) -> AsyncIterator[Rig
 def app_over(
     control: Control, inference: MemoryInference, config: ClusterConfig, log: io.StringIO
 ) -> FastAPI:
-    return create_app(
-        control, inference, logger=make_logger(log), admission=lambda counts: admission_from(config, counts)
-    )
+    return create_app(control, inference, logger=make_logger(log), gates=Gates(config, control))
 
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:

@@ -197,7 +197,7 @@ async def test_a_full_waiting_list_is_429_with_retry_after(rig: Rig) -> None:
 
 async def test_when_one_choice_is_refused_the_others_are_closed(rig: Rig) -> None:
     """G4: nothing goes on for an answer that nobody gets."""
-    asked = iter([None, None, "draining"])
+    asked = iter([None, None, "paused"])
     rig.inference.gate = lambda model: next(asked)
     answer = await rig.http.post("/v1/chat/completions", json=HELLO | {"n": 3})
     assert answer.status_code == 503

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from torpor.actors.config import GIB, MIB, PlacementConfig
+from torpor.actors.config import GIB, MIB, GateConfig, PlacementConfig
 from torpor.actors.messages import RestoreMode
 from torpor.service.settings.load import SettingsError, load_settings
 from torpor.service.settings.shape import cluster_config
@@ -23,9 +23,9 @@ models:
     kv_cache: {tokens_per_block: 16, gpu_bytes: 2GiB, host_bytes: 4GiB, disk_bytes: 0, cold_gpu_bytes: 0, codec: identity}
     restore_modes: {kv_cache: cpu, workspace: none}
     prefill_backup: false
-    gate: {when_closed: reject, make_room: none}
+    gate: {when_closed: queue, retry_after_s: 7, queue_limit: 9, queue_timeout_s: 1m, make_room: idle}
     verify: true
-    sleep_after_idle_s: null
+    sleep_after_idle_s: 10m
 device: {kind: host, host_capacity: 1GB, name: lab}
 node: {host_bytes: 3GiB, disk_bytes: null, disk_path: null}
 host_pool: {bytes: 8MiB, prefill: false}
@@ -70,6 +70,8 @@ def test_every_key_of_a_file_reaches_the_cluster_config(tmp_path: Path) -> None:
         "workspace": RestoreMode.NONE,
     }
     assert model.verify
+    assert model.gate == GateConfig("queue", 7, 9, 60.0, "idle")
+    assert model.sleep_after_idle_s == 600.0
     assert (model.gpus_per_rank, model.placement) == (0.5, PlacementConfig("trainer", (2, 0, 1)))
     assert (config.device.kind, config.device.count, config.device.name) == ("host", 3, "lab")
     assert (config.device.host_capacity_bytes, config.node.host_bytes) == (10**9, 3 * GIB)
@@ -152,16 +154,12 @@ def test_a_bad_file_is_refused_with_the_key_and_what_to_do(
 
 
 LATER = [
-    ("models: [{name: a, gate: {when_closed: wake}}]\n", "models.0.gate.when_closed"),
-    ("models: [{name: a, gate: {when_closed: queue}}]\n", "models.0.gate.when_closed"),
-    ("models: [{name: a, gate: {queue_limit: 256}}]\n", "models.0.gate.queue_limit"),
     ("models: [{name: a, kv_cache: {disk_bytes: 1GiB}}]\n", "models.0.kv_cache.disk_bytes"),
     ("models: [{name: a, kv_cache: {cold_gpu_bytes: 1}}]\n", "models.0.kv_cache.cold_gpu_bytes"),
     ("models: [{name: a, kv_cache: {codec: fp8}}]\n", "models.0.kv_cache.codec"),
     ("models: [{name: a, restore_modes: {weights: disk}}]\n", "models.0.restore_modes.weights"),
     ("models: [{name: a, prefill_backup: true}]\n", "models.0.prefill_backup"),
     ("models: [{name: a, on_discard: reload}]\n", "models.0.on_discard"),
-    ("models: [{name: a, sleep_after_idle_s: 60}]\n", "models.0.sleep_after_idle_s"),
     (ONE_MODEL + "node: {disk_path: /tmp}\n", "node.disk_path"),
     (ONE_MODEL + "host_pool: {prefill: true}\n", "host_pool.prefill"),
     (ONE_MODEL + "auth: {tokens_file: /etc/tokens}\n", "auth.tokens_file"),

@@ -1,0 +1,130 @@
+"""Inference with patience: keeps each request until its first token, whatever becomes of gate and leader (G3)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+
+from torpor.actors.messages import FinishReason, GenerateRequest, TokenEvent
+from torpor.actors.ports import Control, GateClosed, Inference, LeaderLost
+from torpor.service.gate.door import Door, QueueCounts, Visitor
+from torpor.service.gate.gates import Gates
+from torpor.service.gate.keeper import Keeper
+from torpor.service.gate.policy import POLICIES, Answer, WhenClosed
+
+
+class PatientInference:
+    """An Inference over another one. Requests that may wait do so here, at the front end, in order."""
+
+    def __init__(self, inner: Inference, control: Control, gates: Gates, counts: QueueCounts) -> None:
+        self._inner = inner
+        self._gates = gates
+        self._counts = counts
+        self._keeper = Keeper(control)
+        self._doors: dict[str, Door] = {}
+
+    async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        """As Inference.generate. A request that was lost before its first token is submitted once more."""
+        door = await self._door(model)
+        attempts = _Attempts(request, door, door.arrive())
+        first, events = await self._begin(attempts)
+        async with aclosing(events):
+            if first is not None:
+                yield replace(first, request=request.id)
+            async for event in events:
+                yield replace(event, request=request.id)
+
+    async def _begin(self, attempts: _Attempts) -> tuple[TokenEvent | None, AsyncGenerator[TokenEvent, None]]:
+        """Up to the first event; None: there is none."""
+        door = attempts.door
+        while True:
+            await attempts.turn()
+            events = _as_generator(self._inner.generate(door.model, attempts.asked))
+            try:
+                first = await anext(events, None)
+            except LeaderLost as lost:
+                attempts.lost(lost)
+                continue
+            except GateClosed as closed:
+                attempts.refused(closed)
+                continue
+            except KeyError:
+                if not door.occupied:
+                    self._doors.pop(door.model, None)  # no such model: names are not to be collected
+                raise
+            if first is not None and attempts.is_lost(first):
+                await events.aclose()
+                continue
+            door.entered(attempts.visitor)
+            return first, events
+
+    async def close(self) -> None:
+        """Who waits is refused, who runs is told by the Inference below."""
+        await self._keeper.close()
+        close = getattr(self._inner, "close", None)
+        if close is not None:
+            await close()
+
+    async def _door(self, model: str) -> Door:
+        """An empty one takes the configuration of by now."""
+        door = self._doors.get(model)
+        if door is None or not door.occupied:
+            config = await self._gates.of(model)
+            if door is None or (door.config != config and not door.occupied):
+                door = self._doors[model] = Door(model, config, self._counts, self._keeper.keep)
+        return door
+
+
+class _Attempts:
+    """One request's: when it may try, with which id, and whether it may again."""
+
+    def __init__(self, request: GenerateRequest, door: Door, visitor: Visitor) -> None:
+        self.asked = request
+        self.visitor = visitor
+        self._request = request
+        self.door = door
+        self._policy = POLICIES[WhenClosed(door.config.when_closed)]
+        self._tries = 0
+        self._was_lost = False
+        self._reason = ""  # why it has to wait now
+
+    async def turn(self) -> None:
+        if self._reason or self.door.busy:
+            reason, self._reason = self._reason, ""
+            await self.door.wait(self.visitor, reason)
+
+    def refused(self, closed: GateClosed) -> None:
+        """At the gate. Raises it again unless the policy lets it wait."""
+        if self._policy.get(str(closed.reason), Answer.REFUSE) is Answer.REFUSE:
+            raise closed
+        self._reason = str(closed.reason)
+
+    def lost(self, lost: LeaderLost) -> None:
+        """Before its first token. Once it may have begun, it is submitted once more and not again."""
+        if self._was_lost and (lost.admitted or not self._policy):
+            raise lost
+        self._was_lost = self._was_lost or lost.admitted or not self._policy
+        self._tries += 1
+        # Under another id: the lost one may be known at the leader for a while.
+        self.asked = replace(self._request, id=f"{self._request.id}~{self._tries}")
+        self._reason = str(lost.reason) if self._policy else ""
+
+    def is_lost(self, first: TokenEvent) -> bool:
+        """The model failed under it before it said anything; the second time, that is its answer."""
+        failed = first.finish_reason is FinishReason.ERROR and not first.text and not first.token_ids
+        if not failed or self._was_lost:
+            return False
+        self.lost(LeaderLost(first.error, admitted=True))
+        return True
+
+
+async def _as_generator(events: AsyncIterator[TokenEvent]) -> AsyncGenerator[TokenEvent, None]:
+    """So that it can be closed."""
+    try:
+        async for event in events:
+            yield event
+    finally:
+        aclose = getattr(events, "aclose", None)
+        if aclose is not None:
+            await aclose()
