@@ -14,12 +14,13 @@ from torpor.native import Device, Ledger
 MIB = 1 << 20
 WEIGHTS_BYTES = 32 * MIB
 KV_BYTES = 16 * MIB
+THINKING_STEPS = 700
 
 
 class ToyEngine:
     """Says "x" max_tokens times, one a step for every request. Its memory: a region of weights, one of kv_cache.
 
-    The prompt "die" makes the step loop end with an error.
+    The prompt "think" is answered after a second or two of silence; "die" makes the step loop end with an error.
     """
 
     def __init__(self, spec: RankSpec, ledger: Ledger, device: Device, step_s: float = 0.002) -> None:
@@ -60,7 +61,8 @@ class ToyEngine:
         with self._lock:
             if prepared.prompt == "die":
                 self._error = "the toy was told to die"
-            self._running[prepared.id] = [0, prepared.sampling.max_tokens or 4]
+            said = -THINKING_STEPS if prepared.prompt == "think" else 0
+            self._running[prepared.id] = [said, prepared.sampling.max_tokens or 4]
             self._lock.notify_all()
 
     def cancel(self, request_id: str) -> None:
@@ -136,6 +138,8 @@ class ToyEngine:
             finish = FinishReason.ABORT if request in self._cancelled else None
             if finish is None:
                 count[0] += 1
+                if count[0] <= 0:
+                    continue  # it thinks
                 finish = FinishReason.LENGTH if count[0] >= count[1] else None
             text = "" if finish is FinishReason.ABORT else "x"
             events.append(TokenEvent(request, text, finish_reason=finish, completion_tokens=count[0]))
