@@ -16,18 +16,16 @@ from typing import Any
 
 from torpor.actors.config import ClusterConfig, ModelConfig
 from torpor.actors.coordinator.acceptance import conflict_of, refusal_of
+from torpor.actors.coordinator.care import Care
 from torpor.actors.coordinator.execution import Execution
 from torpor.actors.coordinator.feed import Change, Feed
-from torpor.actors.coordinator.idle import IdleWatch
 from torpor.actors.coordinator.journal import Journal
-from torpor.actors.coordinator.leases import Leases
 from torpor.actors.coordinator.lives import Lives, is_left_to_us
 from torpor.actors.coordinator.reconcile import Reconciler
 from torpor.actors.coordinator.records import Published, effective_tags
-from torpor.actors.coordinator.room import Room
 from torpor.actors.coordinator.roster import Roster
-from torpor.actors.coordinator.runtime import ModelRuntime, Run, same_outside
-from torpor.actors.coordinator.usage import Usage
+from torpor.actors.coordinator.runtime import ModelRuntime, Run
+from torpor.actors.coordinator.watching import watch
 from torpor.actors.messages import (
     Hold,
     Kind,
@@ -41,7 +39,6 @@ from torpor.actors.messages import (
 )
 from torpor.actors.ports import RankMaker, RankPort, RankUnreachable
 
-LOOK_S = 0.25  # between looks at what changes without a word
 STATUS_S = 2.0  # how long a listing waits for a rank
 REMEMBERED = 1000  # finished operations at hand without asking the journal
 LONGEST_PAUSE_S = 30.0  # between questions to a rank that is silent after a restart
@@ -79,12 +76,19 @@ class Coordinator:
         self._ended = asyncio.Event()  # replaced whenever an operation ends
         self._submitting = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._usage = Usage(self._status)
-        self._idle = IdleWatch(self._models, self._usage, self._carry_out_now, self._spawn)
-        room = Room(self._models, self._usage, self._carry_out_now)
-        self._execution = Execution(config, journal, self._models, self.feed, host_limit_bytes, now, room)
+        self._care = Care(
+            self._models,
+            journal,
+            self.feed,
+            now,
+            status=self._status,
+            carry_out=self._carry_out_now,
+            spawn=self._spawn,
+        )
+        self._execution = Execution(
+            config, journal, self._models, self.feed, host_limit_bytes, now, self._care.room
+        )
         self._reconciler = Reconciler(config, journal, self._execution, now)
-        self._leases = Leases(self._models, journal, self.feed, now, self._carry_out_now, self._spawn)
         self._lives = (
             None
             if maker is None
@@ -169,7 +173,7 @@ class Coordinator:
 
     async def close(self) -> None:
         """Stop at once, wherever operations are. The next coordinator on this journal goes on with them."""
-        self._leases.close()
+        self._care.leases.close()
         if self._lives:
             await self._lives.close()
         for task in list(self._tasks):
@@ -197,16 +201,10 @@ class Coordinator:
         finished = await self._reconciler.settle(runtime)
         for operation in finished:
             self._remember(operation)
-        self._look(runtime)
+        self._care.look(runtime)
         self.feed.add(model=runtime.view())
         if runtime.doubt:
             self._spawn(self._settle_later(runtime))
-
-    def _look(self, runtime: ModelRuntime) -> None:
-        """Its state may have changed: time begins or ends for its leases and its idleness."""
-        self._leases.look(runtime)
-        self._usage.look(runtime)
-        self._idle.look(runtime)
 
     async def _settle_later(self, runtime: ModelRuntime) -> None:
         loop = asyncio.get_running_loop()
@@ -216,7 +214,7 @@ class Coordinator:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             for operation in await self._reconciler.settle(runtime, loop.time() - since_s):
                 self._remember(operation)
-            self._look(runtime)
+            self._care.look(runtime)
 
     # --- requests ---
 
@@ -284,7 +282,7 @@ class Coordinator:
             runtime.queue[0].turn.set()
         del self._runs[run.operation.id]
         self._remember(run.operation)
-        self._look(runtime)
+        self._care.look(runtime)
         self.feed.add(operation=run.operation, model=runtime.view())
         if runtime.doubt:
             self._spawn(self._settle_later(runtime))
@@ -347,14 +345,7 @@ class Coordinator:
         return True
 
     async def watch(self, name: str, seen: ModelView | None, timeout_s: float) -> ModelView:
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + timeout_s
-        while True:
-            view = self._known(name).view()
-            left_s = ends_at - loop.time()
-            if seen is None or left_s <= 0 or not same_outside(view, seen):
-                return view
-            await self.feed.changed(min(left_s, LOOK_S))
+        return await watch(lambda: self._known(name).view(), seen, timeout_s, self.feed)
 
     def _known(self, name: str) -> ModelRuntime:
         runtime = self._models.get(name)
@@ -364,7 +355,7 @@ class Coordinator:
 
     async def renew(self, operation_id: str) -> Hold:
         await self.operation(operation_id)  # KeyError for an unknown one
-        return self._leases.renew(operation_id)
+        return self._care.leases.renew(operation_id)
 
     async def models(self, detail: bool = False) -> list[ModelView]:
         if detail:

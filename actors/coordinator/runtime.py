@@ -164,16 +164,6 @@ class ModelRuntime:
         return replace(known if known is not None else blank_status(self.config.name, rank), error=why)
 
 
-def same_outside(one: ModelView, other: ModelView) -> bool:
-    """Whether a front end would do the same at both."""
-    return (one.state, one.gate_open, one.gate_reason, one.hold) == (
-        other.state,
-        other.gate_open,
-        other.gate_reason,
-        other.hold,
-    )
-
-
 def blank_status(model: str, rank: int) -> RankStatus:
     return RankStatus(
         model=model,
