@@ -193,7 +193,7 @@ class Coordinator:
 
     async def adapt(self, model: ModelConfig) -> ModelView:
         view = await self._roster.adapt(model)
-        self._look(self._models[model.name])
+        self._care.look(self._models[model.name])
         return view
 
     async def _settle(self, runtime: ModelRuntime) -> None:

@@ -20,7 +20,7 @@ POLICIES = ["reject", "queue", "wake"]
 
 @pytest.fixture
 async def rig_of(tmp_path: Path, policy: str) -> AsyncIterator[Rig]:
-    gate = replace(GATE, when_closed=policy, queue_timeout_s=1.0)
+    gate = replace(GATE, when_closed=policy, queue_timeout_s=3.0)
     async with make_rig(tmp_path, {"chat": 1}, gate) as made:
         yield made
 
