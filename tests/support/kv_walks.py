@@ -1,0 +1,68 @@
+"""Many random walks (kv_walk.py) over several processes, and the record that is kept of them."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import platform
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench.record import command, machine
+from support.kv_walk import walk
+
+KINDS = ("roomy", "tight", "partial")
+SLICE_STEPS = 20_000  # of one walk; then a fresh cache with a seed of its own
+
+
+def one(seed: int, kind: str, steps: int) -> dict[str, Any]:
+    """In a process of its own: one walk, and what it met."""
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    done = walk(seed, kind, steps)
+    return {
+        "seed": seed,
+        "kind": kind,
+        "steps": steps,
+        "seconds": round(time.monotonic() - began, 1),
+        "by_kind": done.counts,
+        "stats": done.kv.stats(),
+    }
+
+
+def walks(first_seed: int, steps: int, processes: int) -> list[dict[str, Any]]:
+    """So many steps in all, the kinds in turn, seeds from the first one on. The first fault found is raised."""
+    sizes = [min(SLICE_STEPS, steps - begun) for begun in range(0, steps, SLICE_STEPS)]
+    # Spawned: a device does not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        jobs = [
+            pool.submit(one, first_seed + number, KINDS[number % len(KINDS)], size)
+            for number, size in enumerate(sizes)
+        ]
+        try:
+            return [job.result() for job in jobs]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def keep(path: Path, rows: list[dict[str, Any]], seconds: float, processes: int) -> None:
+    """The shape of bench/record.py, with one row a walk."""
+    record = {
+        "id": "kv_walk",
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": command("git", "rev-parse", "--short", "HEAD") or os.environ.get("TORPOR_COMMIT", ""),
+        "machine": machine() | {"python": platform.python_version()},
+        "processes": processes,
+        "seconds": round(seconds, 1),
+        "steps": sum(row["steps"] for row in rows),
+        "rows": rows,
+        "notes": "Random walks over KV caches beside a model (tests/support/kv_walk.py); all of them passed.",
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
