@@ -126,6 +126,8 @@ async def test_a_recreated_model_serves_again_and_a_killed_coordinator_knows_wha
 ) -> None:
     await applied.apply(f"{{name: one, {TOY}}}")
     before = await applied.control.model("one")
+    front_end = RayInference(applied.name, applied.control)
+    assert "".join(event.text for event in await read(front_end, request(3), "one")) == "xxx"
     bigger = f"{{name: one, {TOY}, kv_cache: {{gpu_bytes: 8MiB}}}}"
     report = await applied.apply(bigger)
     assert report["steps"][0]["action"] == "recreate"
@@ -135,6 +137,5 @@ async def test_a_recreated_model_serves_again_and_a_killed_coordinator_knows_wha
     report = await applied.apply(bigger)
     assert report["steps"][0]["action"] == "keep"
     assert (await applied.control.model("one")).ranks[0].pid == recreated.ranks[0].pid
-    front_end = RayInference(applied.name, applied.control)
     assert "".join(event.text for event in await read(front_end, request(3), "one")) == "xxx"
     await front_end.close()
