@@ -85,7 +85,7 @@ Item Region::plan_sleep(RestoreMode mode) const {
   item.mode = mode;
   if (parked()) {
     const bool weaker = preserves(mode_) && !preserves(mode);
-    item.noop = !weaker || spec_.preserve_always;
+    item.noop = !weaker || (spec_.preserve_always && sums_.empty());
     if (item.noop) item.mode = mode_;
     return item;
   }
@@ -123,7 +123,13 @@ void Region::stage_sleep(const Item& item, UndoStack& undo, StageContext& contex
     staged_sums_.clear();
     pending_mode_.reset();
   });
-  if (!parked() && !spec_.preserve_always && preserves(item.mode)) save(item.mode, context);
+  if (!parked() && preserves(item.mode)) {
+    if (!spec_.preserve_always) {
+      save(item.mode, context);
+    } else if (context.verify && spec_.immutable) {
+      staged_sums_ = checksums(StreamId::out, context);
+    }
+  }
   pending_mode_ = item.mode;
 }
 
@@ -165,7 +171,7 @@ std::size_t Region::commit_sleep() {
 }
 
 void Region::stage_wake(const Item&, UndoStack& undo, StageContext& context) {
-  if (spec_.preserve_always) return;
+  if (spec_.preserve_always) return verify(context);
   undo.push([this]() noexcept { staged_mappings_.clear(); });
   staged_mappings_ = map_chunks(device_, address(), mapped_bytes_);
   restore(context);
@@ -189,7 +195,8 @@ void Region::restore(StageContext& context) {
 void Region::verify(const StageContext& context) const {
   if (sums_.empty() || checksums(StreamId::in, context) == sums_) return;
   throw ContentsCorrupt("the contents of tag '" + spec_.tag + "', region '" + spec_.name +
-                            "', are not what went to sleep; the saved copy is kept: try the wake again, or "
+                            "', are not what went to sleep; " +
+                            (spec_.preserve_always ? "" : "the saved copy is kept: try the wake again, or ") +
                             "put the tag to sleep with restore mode none and load it anew",
                         spec_.tag);
 }

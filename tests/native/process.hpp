@@ -91,6 +91,42 @@ inline std::size_t open_files() {
   return count;
 }
 
+// Of the kernel's lists of this process's mappings: those within a range, the resident bytes of them, and
+// whether a fork leaves all of them out ("dc").
+struct Mapped {
+  std::size_t mappings = 0;
+  std::size_t resident_bytes = 0;
+  bool none_is_forked = true;
+};
+inline Mapped mapped_within(std::uintptr_t begin, std::uintptr_t end) {
+  std::ifstream smaps("/proc/self/smaps");
+  Mapped found;
+  bool within = false;
+  for (std::string line; std::getline(smaps, line);) {
+    if (line.find('-') < line.find(' ')) {  // "7f00…-7f01… rw-p …"; the others are "Name: value"
+      const std::uintptr_t from = std::stoull(line, nullptr, 16);
+      within = from >= begin && from < end;
+      found.mappings += within ? 1 : 0;
+    }
+    if (within && line.starts_with("Rss:")) found.resident_bytes += std::stoull(line.substr(4)) << 10;
+    if (within && line.starts_with("VmFlags:"))
+      found.none_is_forked = found.none_is_forked && line.find(" dc") != std::string::npos;
+  }
+  return found;
+}
+
+// Resident bytes that a fork does not copy ("dc"): host buffers of ours, and no sanitizer's shadow.
+inline std::size_t bytes_no_fork_copies() {
+  std::ifstream smaps("/proc/self/smaps");
+  std::size_t total = 0;
+  std::size_t resident = 0;
+  for (std::string line; std::getline(smaps, line);) {
+    if (line.starts_with("Rss:")) resident = std::stoull(line.substr(4)) << 10;
+    if (line.starts_with("VmFlags:") && line.find(" dc") != std::string::npos) total += resident;
+  }
+  return total;
+}
+
 inline std::size_t mappings() {
   std::ifstream maps("/proc/self/maps");
   std::size_t count = 0;

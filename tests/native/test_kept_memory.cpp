@@ -1,6 +1,4 @@
 // What is kept between cycles for speed (M8, M9), and work of others that a sleep waits for (M5).
-#include <fstream>
-
 #include "ledger_rig.hpp"
 #include "process.hpp"
 
@@ -10,17 +8,8 @@ namespace {
 
 constexpr std::size_t mib = std::size_t{1} << 20;
 
-// The kernel's number for memory that a fork does not copy ("dc"): our host buffers, and no sanitizer's
-// shadow.
 std::size_t anonymous_bytes() {
-  std::ifstream smaps("/proc/self/smaps");
-  std::size_t total = 0;
-  std::size_t resident = 0;
-  for (std::string line; std::getline(smaps, line);) {
-    if (line.starts_with("Rss:")) resident = std::stoull(line.substr(4)) << 10;
-    if (line.starts_with("VmFlags:") && line.find(" dc") != std::string::npos) total += resident;
-  }
-  return total;
+  return process::bytes_no_fork_copies();
 }
 
 bool about(std::size_t value, std::size_t expected) {

@@ -242,28 +242,6 @@ CASE("any call that fails in a sleep to disk or its wake loses nothing in any ti
   CHECK(faults >= 10);
 }
 
-CASE(
-    "a thousand cycles over all tiers leave device, host, disk and descriptors where they were (M2, F17, "
-    "F18)") {
-  Trio world = three_suspended({.host_slots = 4, .seed = 5, .disk_slots = 24, .cold_gpu_slots = 8});
-  Rig& rig = *world.rig;
-  const auto count = [](const char* folder) {
-    std::size_t entries = 0;
-    for ([[maybe_unused]] const auto& one : std::filesystem::directory_iterator(folder)) ++entries;
-    return entries;
-  };
-  const std::size_t files = count("/proc/self/fd");
-  const std::size_t host_bytes = rig.scarce->host_free_bytes;
-  const std::size_t disk_bytes = rig.disk->allocated_bytes();
-  for (int cycle = 0; cycle < 1000; ++cycle) {
-    rig.sleep(cycle % 2 == 0 ? torpor::RestoreMode::pinned : torpor::RestoreMode::disk);
-    rig.wake();
-  }
-  CHECK(rig.free_bytes() == world.free_bytes && rig.scarce->host_free_bytes == host_bytes);
-  CHECK(rig.disk->allocated_bytes() == disk_bytes && count("/proc/self/fd") == files);
-  all_are_whole(world);
-}
-
 CASE("prefixes of a higher priority outlive newer ones of a lower, on every tier") {
   Rig rig({.host_slots = 8, .seed = 4});
   const auto keep = [&](const char* scope, std::size_t priority) {

@@ -78,6 +78,34 @@ CASE("a flipped byte of a saved copy fails the wake, names the tag, and the mode
   }
 }
 
+CASE(
+    "an immutable region that stays mapped is checked where it lies; one that may be written is not (K13, "
+    "S3)") {
+  for (const bool immutable : {true, false}) {
+    Rig rig;
+    const auto scales = rig.region("scales", grain, {.immutable = immutable, .preserve_always = true});
+    const auto weights = rig.region("weights", chunk);
+    rig.verify = true;
+    (void)rig.sleep();
+    auto* bytes = reinterpret_cast<std::uint8_t*>(scales->address());
+    bytes[99] ^= 1U;
+    if (immutable) {
+      CHECK(corrupt_tag(rig) == "scales" && rig.ledger->parked_tags().size() == 2);
+      CHECK(rig.free_bytes() == capacity - grain);  // weights stay asleep, and scales where they were
+      // The way out that the message names.
+      rig.verify = false;
+      (void)rig.sleep({{"scales", RestoreMode::none}});
+    }
+    (void)rig.wake();
+    bytes[99] ^= 1U;
+    CHECK(rig.ledger->parked_tags().empty() && rig.all_hold());
+    rig.verify = true;
+    (void)rig.sleep();
+    (void)rig.wake();
+    CHECK(rig.all_hold());
+  }
+}
+
 CASE("a byte that goes wrong on the way back fails the wake, and the next one is right (K13, F26)") {
   Verified rig;
   (void)rig.sleep();

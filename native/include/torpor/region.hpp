@@ -3,7 +3,8 @@
 // Asleep, its physical memory is gone and its contents lie in host memory, or nowhere, by the restore mode. A
 // wake keeps the saved copy until it is published. An immutable region may keep it longer, within the host
 // pool's bound: the next sleep then only unmaps (M9). A preserve_always region stays mapped and is residual
-// (S3).
+// (S3): checksums are of use there only when it is immutable, since of any other its owner may write to it
+// while it sleeps (K13).
 #pragma once
 
 #include <atomic>

@@ -188,7 +188,7 @@ void CudaDevice::unmap_range(Address at, std::size_t size_bytes) {
 }
 
 Address CudaDevice::create_host(std::size_t size_bytes, bool pinned) {
-  const Address base = allocate_host_pages(size_bytes);
+  const Address base = host_memory_.commit(size_bytes);
   const CurrentContext current = enter();
   for (std::size_t done = 0; pinned && done < size_bytes; done += HostRanges::piece_bytes) {
     const std::size_t part_bytes = std::min(HostRanges::piece_bytes, size_bytes - done);
@@ -198,7 +198,7 @@ Address CudaDevice::create_host(std::size_t size_bytes, bool pinned) {
     for (std::size_t back = 0; back < done; back += HostRanges::piece_bytes) {
       driver_->host_unregister(pointer(base + back));
     }
-    free_host_pages(base, size_bytes);
+    host_memory_.release(base);
     if (status == cuda::out_of_memory) {
       throw OutOfHostMemory("the driver cannot page-lock " + bytes_text(size_bytes) +
                                 "; raise the memlock limit, or choose restore mode cpu",
@@ -222,7 +222,7 @@ void CudaDevice::destroy_host(Address base, std::size_t size_bytes) noexcept {
   for (std::size_t done = 0; range.pinned && done < size_bytes; done += HostRanges::piece_bytes) {
     driver_->host_unregister(pointer(base + done));
   }
-  free_host_pages(base, size_bytes);
+  host_memory_.release(base);
 }
 
 std::shared_ptr<Device> make_cuda_device(int ordinal) {

@@ -12,6 +12,7 @@
 
 #include "copy_batch.hpp"
 #include "cuda_driver.hpp"
+#include "host_reservation.hpp"
 #include "kernels/kernel_set.hpp"
 #include "torpor/device.hpp"
 
@@ -119,6 +120,7 @@ class CudaDevice final : public Device {
   std::unordered_map<PhysicalHandle, Pages> pages_;
   std::unordered_map<Address, PhysicalHandle> mapped_;
   HostRanges host_;
+  HostReservation host_memory_;
 };
 
 }  // namespace torpor

@@ -19,6 +19,7 @@
 
 #include "host_memory.hpp"
 #include "host_registry.hpp"
+#include "host_reservation.hpp"
 #include "text.hpp"
 #include "torpor/checksum.hpp"
 #include "torpor/device.hpp"
@@ -102,6 +103,7 @@ class HostDevice final : public Device {
   const std::string name_;
   const std::size_t granularity_bytes_;
   HostRegistry registry_;
+  HostReservation host_memory_;
   std::atomic<std::size_t> working_{0};
   mutable std::mutex mutex_;
   PhysicalHandle next_handle_ = 1;
@@ -251,19 +253,19 @@ void HostDevice::unmap_range(Address at, std::size_t size_bytes) {
 }
 
 Address HostDevice::create_host(std::size_t size_bytes, bool) {
-  const Address base = allocate_host_pages(size_bytes);
+  const Address base = host_memory_.commit(size_bytes);
   const std::lock_guard<std::mutex> guard(mutex_);
   host_.emplace(base, size_bytes);
   return base;
 }
 
-void HostDevice::destroy_host(Address base, std::size_t size_bytes) noexcept {
+void HostDevice::destroy_host(Address base, std::size_t) noexcept {
   if (registry_.foreign()) return;  // MADV_DONTFORK: there is nothing here to free
   {
     const std::lock_guard<std::mutex> guard(mutex_);
     host_.erase(base);
   }
-  free_host_pages(base, size_bytes);
+  host_memory_.release(base);
 }
 
 void HostDevice::check_copy(const Copy& one) const {

@@ -1,23 +1,13 @@
 #include "host_memory.hpp"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cerrno>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
 #include <memory>
 #include <string>
-#include <thread>
-#include <vector>
-
-#include "text.hpp"
-#include "torpor/errors.hpp"
 
 namespace torpor {
 
@@ -26,8 +16,6 @@ namespace {
 constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 // Left to everybody else, so that an allocation that just fits does not push the machine over.
 constexpr std::size_t reserve_bytes = std::size_t{128} << 20;
-constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
-constexpr std::size_t bytes_per_toucher = std::size_t{4} << 20;
 
 // Files of the kernel are read by plain calls: the numbers of a C++ stream go through the process's locale,
 // and libraries loaded beside us (CUDA's among them) can break that for everyone.
@@ -103,63 +91,12 @@ std::size_t cgroups_room_bytes() {
   return room;
 }
 
-void touch(Address base, std::size_t size_bytes) noexcept {
-  const std::size_t page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  for (std::size_t at = 0; at < size_bytes; at += page_bytes) {
-    *reinterpret_cast<volatile std::uint8_t*>(base + at) = 0;
-  }
-}
-
-void touch_in_parallel(Address base, std::size_t size_bytes) {
-  const std::size_t wanted = (size_bytes + bytes_per_toucher - 1) / bytes_per_toucher;
-  const std::size_t count =
-      std::clamp<std::size_t>(wanted, 1, std::max(1U, std::thread::hardware_concurrency()));
-  const std::size_t share_bytes = round_up((size_bytes + count - 1) / count, huge_page_bytes);
-  std::vector<std::jthread> helpers;
-  for (std::size_t at = share_bytes; at < size_bytes; at += share_bytes) {
-    helpers.emplace_back(touch, base + at, std::min(share_bytes, size_bytes - at));
-  }
-  touch(base, std::min(share_bytes, size_bytes));
-}
-
 }  // namespace
 
 std::size_t available_host_bytes() {
   const std::size_t machine = value_of("/proc/meminfo", "MemAvailable:", unlimited >> 10) << 10;
   const std::size_t room = std::min(machine, cgroups_room_bytes());
   return room > reserve_bytes ? room - reserve_bytes : 0;
-}
-
-Address allocate_host_pages(std::size_t size_bytes) {
-  if (size_bytes == 0) throw Misuse("a host buffer needs at least one byte");
-  const std::size_t free_bytes = available_host_bytes();
-  const auto refuse = [&](const std::string& why) {
-    throw OutOfHostMemory("needed " + bytes_text(size_bytes) + " of host memory, free " +
-                              bytes_text(free_bytes) + " " + why +
-                              "; free memory on this machine, or choose restore mode none",
-                          size_bytes, free_bytes);
-  };
-  if (size_bytes > free_bytes) refuse("(MemAvailable and the cgroup's limit, less a reserve)");
-  // A little more, so that the buffer starts at a huge page; what is too much goes back.
-  const std::size_t length = round_up(size_bytes, huge_page_bytes);
-  const std::size_t mapped = length + huge_page_bytes;
-  void* raw =
-      mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (raw == MAP_FAILED) refuse("(mmap: " + errno_text(errno) + ")");
-  const Address start = reinterpret_cast<Address>(raw);
-  const Address base = round_up(start, huge_page_bytes);
-  if (base > start) munmap(raw, base - start);
-  const std::size_t tail = start + mapped - (base + length);
-  if (tail > 0) munmap(reinterpret_cast<void*>(base + length), tail);
-  void* pages = reinterpret_cast<void*>(base);
-  madvise(pages, length, MADV_HUGEPAGE);  // a kernel without huge pages refuses, and small ones do as well
-  madvise(pages, length, MADV_DONTFORK);  // a fork must neither copy this nor wait for it
-  touch_in_parallel(base, length);
-  return base;
-}
-
-void free_host_pages(Address base, std::size_t size_bytes) noexcept {
-  munmap(reinterpret_cast<void*>(base), round_up(size_bytes, huge_page_bytes));
 }
 
 }  // namespace torpor

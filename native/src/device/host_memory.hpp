@@ -1,10 +1,8 @@
-// Ordinary memory of the machine, committed before it is handed out.
+// What the machine's memory has room for.
 #pragma once
 
 #include <cstddef>
 #include <string>
-
-#include "torpor/device.hpp"
 
 namespace torpor {
 
@@ -21,10 +19,5 @@ struct CgroupFiles {
 };
 // The room under every limit from this group up to the root; the page cache counts as free.
 [[nodiscard]] std::size_t cgroup_room_bytes(const CgroupFiles& files, std::string group);
-
-// Anonymous memory on huge pages, not inherited by a fork, touched by several threads when it is large.
-// OutOfHostMemory when there is not enough.
-[[nodiscard]] Address allocate_host_pages(std::size_t size_bytes);
-void free_host_pages(Address base, std::size_t size_bytes) noexcept;
 
 }  // namespace torpor
