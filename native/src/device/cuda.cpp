@@ -55,7 +55,7 @@ CudaDevice::CudaDevice(std::shared_ptr<const cuda::Driver> driver, int ordinal)
     const cuda::AllocationProperties wanted = properties();
     driver_->check(driver_->mem_granularity(&granularity_bytes_, &wanted, cuda::granularity_minimum),
                    "cuMemGetAllocationGranularity");
-    kernels_ = kernels::KernelSet::load(*driver_, stream_of(StreamId::in), why_no_kernels_);
+    kernels_ = kernels::KernelSet::load(*driver_, host_memory_, stream_of(StreamId::in), why_no_kernels_);
   } catch (...) {
     release_all();
     throw;

@@ -111,7 +111,8 @@ class CudaDevice final : public Device {
   };
   std::array<Marks, 2> marks_{};
   std::string id_;
-  std::unique_ptr<kernels::KernelSet> kernels_;
+  HostReservation host_memory_;
+  std::unique_ptr<kernels::KernelSet> kernels_;  // its tables lie in there
   std::string why_no_kernels_;
   std::size_t granularity_bytes_ = 0;
 
@@ -120,7 +121,6 @@ class CudaDevice final : public Device {
   std::unordered_map<PhysicalHandle, Pages> pages_;
   std::unordered_map<Address, PhysicalHandle> mapped_;
   HostRanges host_;
-  HostReservation host_memory_;
 };
 
 }  // namespace torpor

@@ -153,6 +153,7 @@ Address HostReservation::commit(std::size_t size_bytes) {
 }
 
 void HostReservation::release(Address base) noexcept {
+  if (getpid() != owner_pid_) return;
   const std::lock_guard<std::mutex> guard(mutex_);
   const auto found = taken_.find(base);
   if (found == taken_.end()) return;

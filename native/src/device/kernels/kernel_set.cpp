@@ -4,7 +4,6 @@
 #include <exception>
 #include <utility>
 
-#include "../host_memory.hpp"
 #include "image.hpp"
 #include "torpor/errors.hpp"
 #include "work.hpp"
@@ -29,15 +28,15 @@ void* pointer(Address at) noexcept {
 
 }  // namespace
 
-std::unique_ptr<KernelSet> KernelSet::load(const cuda::Driver& driver, cuda::Stream stream,
-                                           std::string& why) {
+std::unique_ptr<KernelSet> KernelSet::load(const cuda::Driver& driver, HostReservation& memory,
+                                           cuda::Stream stream, std::string& why) {
   const std::span<const std::byte> image = kernels::image();
   if (image.empty()) {
     why = "built without nvcc";
     return nullptr;
   }
   try {
-    std::unique_ptr<KernelSet> set(new KernelSet(driver));
+    std::unique_ptr<KernelSet> set(new KernelSet(driver, memory));
     set->make(image, stream);
     return set;
   } catch (const std::exception& error) {
@@ -50,7 +49,7 @@ void KernelSet::make(std::span<const std::byte> image, cuda::Stream stream) {
   driver_.check(driver_.module_load_data(&module_, image.data()), "cuModuleLoadData", image.size());
   driver_.check(driver_.module_get_function(&copy_, module_, "torpor_copy"), "cuModuleGetFunction");
   driver_.check(driver_.module_get_function(&checksum_, module_, "torpor_checksum"), "cuModuleGetFunction");
-  memory_ = allocate_host_pages(slots_.size() * slot_bytes);
+  memory_ = host_memory_.commit(slots_.size() * slot_bytes);
   driver_.check(
       driver_.host_register(pointer(memory_), slots_.size() * slot_bytes, cuda::host_register_portable),
       "cuMemHostRegister", slots_.size() * slot_bytes);
@@ -72,7 +71,7 @@ KernelSet::~KernelSet() {
     if (slot.done != nullptr) driver_.event_destroy(slot.done);
   }
   if (registered_) driver_.host_unregister(pointer(memory_));
-  if (memory_ != 0) free_host_pages(memory_, slots_.size() * slot_bytes);
+  if (memory_ != 0) host_memory_.release(memory_);
   if (module_ != nullptr) driver_.module_unload(module_);
 }
 

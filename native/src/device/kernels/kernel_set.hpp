@@ -12,6 +12,7 @@
 #include <string>
 
 #include "../cuda_driver.hpp"
+#include "../host_reservation.hpp"
 #include "torpor/device.hpp"
 
 namespace torpor::kernels {
@@ -25,8 +26,8 @@ class KernelSet final {
   // Loads and runs each kernel once, with the context current: a load in the middle of a wake could run out
   // of memory. Null when there is nothing to load, the GPU is too old for the image, or memory for tables is
   // short; `why` then says so in words.
-  [[nodiscard]] static std::unique_ptr<KernelSet> load(const cuda::Driver& driver, cuda::Stream stream,
-                                                       std::string& why);
+  [[nodiscard]] static std::unique_ptr<KernelSet> load(const cuda::Driver& driver, HostReservation& memory,
+                                                       cuda::Stream stream, std::string& why);
   KernelSet(const KernelSet&) = delete;
   KernelSet& operator=(const KernelSet&) = delete;
   ~KernelSet();
@@ -67,12 +68,13 @@ class KernelSet final {
     std::atomic<bool> taken{false};  // by a Sums that has not been read yet
   };
 
-  explicit KernelSet(const cuda::Driver& driver) : driver_(driver) {}
+  KernelSet(const cuda::Driver& driver, HostReservation& memory) : driver_(driver), host_memory_(memory) {}
   void make(std::span<const std::byte> image, cuda::Stream stream);
   [[nodiscard]] Slot* free_slot();
   void launch(cuda::Function kernel, unsigned blocks, cuda::Stream stream, void** arguments);
 
   const cuda::Driver& driver_;
+  HostReservation& host_memory_;
   cuda::Module module_ = nullptr;
   cuda::Function copy_ = nullptr;
   cuda::Function checksum_ = nullptr;
