@@ -315,8 +315,9 @@ class Ledger:
 
         restore: mode by tag (none, memset, cpu, pinned, disk), else each one's default. overflow: reject, evict.
         verify: a sleep records checksums of all that it preserves; a wake is refused where none were recorded.
-        Every wake compares what was recorded: ContentsCorrupt, and the tag stays asleep (K13). Regions made with preserve_always
-        are checked when they are immutable: others may be written to while they sleep.
+        Every wake compares what was recorded: ContentsCorrupt, and the tag stays asleep (K13).
+        Regions made with preserve_always are checked when they are immutable: others may be written to
+        while they sleep.
         """
 
     def stage(self, plan: Plan, timeout_s: float) -> dict[str, Any]:

@@ -224,8 +224,8 @@ void bind_transaction(nb::class_<Ledger>& ledger) {
            "\"unknown_tag\".\n\nrestore: mode by tag (none, memset, cpu, pinned, disk), else each one's "
            "default. overflow: reject, evict.\nverify: a sleep records checksums of all that it preserves; a "
            "wake is refused where none were recorded.\nEvery wake compares what was recorded: "
-           "ContentsCorrupt, and the tag stays asleep (K13). Regions made with "
-           "preserve_always\nare checked when they are immutable: others may be written to while they sleep.")
+           "ContentsCorrupt, and the tag stays asleep (K13).\nRegions made with preserve_always "
+           "are checked when they are immutable: others may be written to\nwhile they sleep.")
       .def("stage", &stage, "plan"_a, "timeout_s"_a,
            "All that can fail or take long; {seconds, moved_bytes, digest}. On a throw everything is as "
            "before.\n\nIt plans again first, so that the digest is that of the moment, after a drain; what "
