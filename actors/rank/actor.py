@@ -28,7 +28,7 @@ from torpor.actors.messages import (
     TokenEvent,
 )
 from torpor.actors.rank.core import RankCore
-from torpor.actors.rank.offer import cuda_offer, host_offer, list_gpus
+from torpor.actors.rank.offer import cuda_offer, list_gpus, offer_of
 from torpor.actors.seats import Offer
 
 # The step thread must not keep the event loops waiting for the default 5 ms.
@@ -66,13 +66,14 @@ class RankActor:
     @in_group("health")
     async def offer(self) -> Offer:
         """The devices of this node. Touches none."""
-        context, held = ray.get_runtime_context(), self._core.device_id
-        node = context.get_node_id()
-        if self._spec.device.kind == "host":
-            return host_offer(self._spec, node, held)
-        listed = await asyncio.to_thread(list_gpus)
-        managed = next(each["Resources"].get("GPU", 0) for each in ray.nodes() if each["NodeID"] == node)
-        return cuda_offer(node, listed, context.get_accelerator_ids().get("GPU", []), int(managed), held)
+        context = ray.get_runtime_context()
+        node, given = context.get_node_id(), context.get_accelerator_ids().get("GPU", [])
+
+        def gpus() -> Offer:
+            managed = next(each["Resources"].get("GPU", 0) for each in ray.nodes() if each["NodeID"] == node)
+            return cuda_offer(node, list_gpus(), given, int(managed))
+
+        return await asyncio.to_thread(offer_of, self._spec, node, self._core.device_id, gpus)
 
     @in_group("control")
     async def load(self, process_group: str = "", step_channel: str = "", device_id: str = "") -> None:

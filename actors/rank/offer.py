@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torpor.actors.config import RankSpec
 from torpor.actors.rank.device import DeviceUnusable
@@ -14,12 +14,21 @@ _LIST_GPUS = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
 _LIST_S = 30
 
 
-def host_offer(spec: RankSpec, node: str, held: str = "") -> Offer:
+def offer_of(spec: RankSpec, node: str, held: str, gpus: Callable[[], Offer]) -> Offer:
+    """held: what the rank was told to take. Nobody is asked about others then: a rank that serves must not end
+    because its node's tools do not answer. gpus: as `cuda_offer` says, where the rank wants one.
+    """
+    if held:
+        return Offer(node, (held,), held=held)
+    return host_offer(spec, node) if spec.device.kind == "host" else gpus()
+
+
+def host_offer(spec: RankSpec, node: str) -> Offer:
     names = [f"{HOST_PREFIX}{spec.device.name}-{index}" for index in range(spec.device.count)]
-    return Offer(node, tuple(names), held=held)
+    return Offer(node, tuple(names))
 
 
-def cuda_offer(node: str, listed: Sequence[str], ids: Sequence[str], managed: int, held: str = "") -> Offer:
+def cuda_offer(node: str, listed: Sequence[str], ids: Sequence[str], managed: int) -> Offer:
     """listed: UUIDs in the driver's order; ids: what Ray set aside; managed: how many GPUs of the node Ray has.
 
     Where Ray has fewer than there are, the others are somebody else's, and nobody says which: only what it has
@@ -27,7 +36,7 @@ def cuda_offer(node: str, listed: Sequence[str], ids: Sequence[str], managed: in
     """
     given = [_uuid(listed, name) for name in ids]
     devices = tuple(listed) if managed >= len(listed) else tuple(given)
-    return Offer(node, devices, given[0] if given else "", held)
+    return Offer(node, devices, given[0] if given else "")
 
 
 def list_gpus() -> list[str]:

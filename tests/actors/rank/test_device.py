@@ -29,6 +29,8 @@ def test_ranks_with_one_index_share_a_host_device_and_others_have_their_own(devi
     other = make_device(replace(with_device(device_name), device_index=1))
     assert same.memory_info() == first.memory_info() == (CAPACITY_BYTES - 32 * MIB, CAPACITY_BYTES)
     assert other.memory_info()[0] == CAPACITY_BYTES
+    assigned = make_device(replace(with_device(device_name), device_index=1, device_id=first.id))
+    assert assigned.memory_info() == first.memory_info(), "what the coordinator has assigned counts"
     assert held.size_bytes == 32 * MIB
 
 
