@@ -1,4 +1,5 @@
-"""The KV manager against a small reference model: sequences, prefixes, tiers, sleep and wake in any order.
+"""The KV manager against a small reference model: sequences, prefixes, tiers, sleep, wake and a pool that changes, in
+any order.
 
 The model keeps pages as Python objects in one list ordered by use, and prefixes as a dict from token tuples. After
 every step its counts must be those of the manager, and the pages of active sequences must hold what was written.
@@ -8,17 +9,16 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.kv_model import BLOCK, Model, ModelPage, ModelSequence
 
-from torpor.native import Device, Ledger, Sequence
+from torpor.native import Device, Ledger, Misuse, OutOfDeviceMemory, TorporError
 
-BLOCK = 4
 SLOTS = 8
 HOST_SLOTS = 5
 GRANULE_BYTES = 64 << 10
@@ -27,123 +27,7 @@ STAGE_TIMEOUT_S = 30.0
 # Prompts are beginnings of these, so that prefixes meet often.
 STREAMS = ([1] * 40, [1] * 6 + [2] * 34, [3, 1] * 20)
 
-Key = tuple[str, tuple[int, ...]]
 _numbers = itertools.count()
-
-
-@dataclass(eq=False)
-class ModelPage:
-    on_gpu: bool = True
-    has_bytes: bool = True
-    users: int = 0
-    active: int = 0
-    key: Key | None = None
-    content: float | None = None  # None: undefined
-
-    @property
-    def status(self) -> str:
-        return "locked" if self.active else "held" if self.users else "droppable"
-
-
-@dataclass(eq=False)
-class ModelSequence:
-    real: Sequence
-    scope: str
-    tokens: list[int]
-    pages: list[ModelPage]
-    epoch: int
-    published: int
-    active: bool = False
-
-
-@dataclass
-class Model:
-    slots: int
-    host_slots: int
-    order: list[ModelPage] = field(default_factory=list)  # least recently used first
-    tree: dict[Key, ModelPage] = field(default_factory=dict)
-    epoch: int = 0
-    evicted: int = 0
-
-    def having(self, status: str, on_gpu: bool) -> list[ModelPage]:
-        return [page for page in self.order if page.status == status and page.on_gpu == on_gpu]
-
-    @property
-    def free_slots(self) -> int:
-        return self.slots - sum(page.on_gpu for page in self.order)
-
-    @property
-    def host_room(self) -> int:
-        return self.host_slots - sum(page.has_bytes and not page.on_gpu for page in self.order)
-
-    def touch(self, page: ModelPage) -> None:
-        self.order.remove(page)
-        self.order.append(page)
-
-    def use(self, pages: Iterable[ModelPage], users: int = 0, active: int = 0) -> None:
-        for page in pages:
-            page.users += users
-            page.active += active
-            self.touch(page)
-            if page.users == 0 and page.key is None:
-                self.order.remove(page)
-
-    def drop(self, page: ModelPage) -> None:
-        assert page.key is not None
-        scope, tokens = page.key
-        for key in [k for k in self.tree if k[0] == scope and k[1][: len(tokens)] == tokens]:
-            gone = self.tree.pop(key)
-            gone.key = None
-            if gone.users == 0:
-                self.order.remove(gone)
-                self.evicted += 1
-
-    def match(self, scope: str, prompt: list[int]) -> list[ModelPage]:
-        found = []
-        for end in range(BLOCK, len(prompt), BLOCK):
-            page = self.tree.get((scope, tuple(prompt[:end])))
-            if page is None:
-                break
-            found.append(page)
-        return found[: self.slots]
-
-    def forget(self, sequences: list[ModelSequence]) -> int:
-        known = len(self.tree)
-        self.epoch += 1
-        for page in self.tree.values():
-            page.key = None
-            if page.users == 0:
-                self.order.remove(page)
-        self.tree.clear()
-        for one in sequences:
-            if not one.pages:
-                one.epoch = self.epoch
-        return known * BLOCK
-
-    def make_room(self, wanted: int, own: list[ModelPage]) -> bool:
-        while wanted > self.free_slots:
-            missing = wanted - self.free_slots
-            reusable = self.having("droppable", True)[:missing]
-            held = [page for page in self.having("held", True) if page not in own]
-            moving = held[: missing - len(reusable)]
-            old = self.having("droppable", False)
-            room = self.host_room + len(old)
-            if wanted > self.slots or len(reusable) + len(moving) < missing or len(moving) > room:
-                return False
-            kept = min(len(reusable), room - len(moving))
-            dropped, moving = reusable[: len(reusable) - kept], reusable[len(reusable) - kept :] + moving
-            if len(moving) > self.host_room:
-                for _ in range(len(moving) - self.host_room):
-                    if rest := self.having("droppable", False):
-                        self.drop(rest[0])
-                continue
-            for page in moving:
-                page.on_gpu, page.has_bytes = False, True
-                self.touch(page)
-            for page in dropped:
-                if page in self.order:
-                    self.drop(page)
-        return True
 
 
 class KvMachine(RuleBasedStateMachine):
@@ -153,14 +37,25 @@ class KvMachine(RuleBasedStateMachine):
         self.device = Device.host(name, 1 << 20, GRANULE_BYTES)
         self.ledger = Ledger(self.device)
         self.kv = self.ledger.create_kv_manager(
-            2, 2, 64, "float32", BLOCK, SLOTS * PAGE_BYTES, HOST_SLOTS * PAGE_BYTES, seed=next(_numbers)
+            2,
+            2,
+            64,
+            "float32",
+            BLOCK,
+            SLOTS * PAGE_BYTES,
+            HOST_SLOTS * PAGE_BYTES,
+            seed=next(_numbers),
+            max_gpu_bytes=2 * SLOTS * PAGE_BYTES,
         )
-        self.views = [torch.from_dlpack(self.kv.page_view(i, role)) for i in (0, 1) for role in "kv"]
+        self.look()
         self.model = Model(SLOTS, HOST_SLOTS)
         self.open: list[ModelSequence] = []
         self.mode: str | None = None  # in force while parked
         self.contents = itertools.count(1)
         self.free_bytes = self.device.memory_info()[0]
+
+    def look(self) -> None:
+        self.views = [torch.from_dlpack(self.kv.page_view(i, role)) for i in (0, 1) for role in "kv"]
 
     def pick(self, number: int) -> ModelSequence:
         return self.open[number % len(self.open)]
@@ -238,7 +133,7 @@ class KvMachine(RuleBasedStateMachine):
         before = len(one.tokens)
         wanted = -(-(before + len(tokens)) // BLOCK)
         grown = wanted - len(one.pages)
-        room = grown <= 0 or (wanted <= SLOTS and self.model.make_room(grown, []))
+        room = grown <= 0 or (wanted <= self.model.slots and self.model.make_room(grown, []))
         assert one.real.resize(before + len(tokens)) is room
         if not room:
             return
@@ -286,6 +181,25 @@ class KvMachine(RuleBasedStateMachine):
 
     def forget(self) -> None:
         assert self.kv.forget_prefixes() == self.model.forget(self.open)
+
+    @precondition(lambda self: self.mode is None)
+    @rule(pools=st.sampled_from([1, 2, 2]))
+    def resize_pool(self, pools: int) -> None:
+        slots, before = pools * SLOTS, self.model.slots
+        for index in range(len(self.open)):
+            self.suspend(index)
+        refusal: type[TorporError] | None = None
+        if any(slots < len(one.pages) <= before for one in self.open):
+            refusal = Misuse  # it could never resume
+        elif slots < before and not self.model.make_room(before - slots, []):
+            refusal = OutOfDeviceMemory
+        if refusal is not None:
+            with pytest.raises(refusal):
+                self.kv.resize_pools(slots * PAGE_BYTES)
+            return
+        self.kv.resize_pools(slots * PAGE_BYTES)
+        self.model.slots = slots
+        self.look()
 
     @rule(mode=modes, end=st.sampled_from(["abort", "stay", "wake", "wake"]))
     def sleep(self, mode: str, end: str) -> None:
@@ -336,8 +250,9 @@ class KvMachine(RuleBasedStateMachine):
         assert stats["prefix_tokens"] == len(model.tree) * BLOCK
         assert stats["evicted_pages"] == model.evicted
         assert (stats["host_bytes"] == 0) == (self.host_copies() == 0)
+        grown_bytes = 0 if self.mode is not None else (model.slots - SLOTS) * PAGE_BYTES
         parked_bytes = 0 if self.mode is None else SLOTS * PAGE_BYTES
-        assert self.device.memory_info()[0] == self.free_bytes + parked_bytes
+        assert self.device.memory_info()[0] == self.free_bytes + parked_bytes - grown_bytes
 
     def host_copies(self) -> int:
         saved = self.mode in ("cpu", "pinned")
@@ -367,7 +282,7 @@ class KvMachine(RuleBasedStateMachine):
 
 TestKvModel = KvMachine.TestCase
 TestKvModel.settings = settings(
-    max_examples=200,
+    max_examples=150,
     stateful_step_count=80,
     deadline=None,
     database=None,
