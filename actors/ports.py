@@ -24,6 +24,7 @@ from torpor.actors.messages import (
     RestoreMode,
     TokenEvent,
 )
+from torpor.actors.news import Changes, Position
 
 
 class RankUnreachable(Exception):
@@ -137,6 +138,12 @@ class Control(Protocol):
 
     async def renew(self, operation_id: str) -> Hold:
         """Lengthen the lease of the hold that this sleep is. KeyError for an unknown operation; raises NoLease."""
+
+    async def changes(self, after: Position | None, wait_s: float) -> Changes:
+        """What has happened since, waiting so long for something; None: nothing, only where one is.
+
+        A position that is too old, or of another coordinator, gets a reset.
+        """
 
     async def models(self, detail: bool = False) -> list[ModelView]:
         """detail asks every rank for its status; without it only published state, no call to any rank."""

@@ -24,7 +24,8 @@ _HINTS: Mapping[str, str] = {
     GateReason.ASLEEP: "Wake it with POST /models/{model}/wake.",
     GateReason.CONTENTS_UNDEFINED: "Its weights woke without contents; restart the service to reload them.",
     "ending": "Another front end may answer at once.",
-    GateReason.FAILED: "It stays so; look at GET /models/{model}, then restart the service.",
+    GateReason.FAILED: "Look at GET /models/{model}; POST /models/{model}/recover replaces its ranks.",
+    GateReason.RECOVERING: "Its ranks are being replaced; repeat after the time in Retry-After.",
     GateReason.IN_DOUBT: "A rank waits for the coordinator's decision; look at GET /models/{model}.",
 }
 

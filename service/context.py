@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Callable
@@ -24,6 +25,7 @@ class Context:
     new_id: Callable[[], str] = field(default=lambda: uuid.uuid4().hex)
     probe_timeout_s: float = 2.0
     keep_alive_s: float = 10.0  # of silence in a stream, until it gets a comment
+    ending: asyncio.Event = field(default_factory=asyncio.Event)  # set: what has no end of its own ends
     metrics_timeout_s: float = 5.0  # a rank that is silent keeps a listing waiting for some seconds
 
 

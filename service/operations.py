@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -53,6 +54,28 @@ async def run_native(control: Control, kind: Kind, request: Request, path_model:
         )
         for name in chosen
     ]
+    return await _run_all(control, request, requests, views, fan_out)
+
+
+async def run_on(control: Control, request: Request, wish: OperationRequest) -> Response:
+    """One operation on the model that the path names, with the headers' key and generation."""
+    views = await published_models(control)
+    if wish.model not in [view.name for view in views]:
+        raise unknown_model(wish.model, [view.name for view in views])
+    _check_generation(request.headers.get("if-match"), [wish.model], views)
+    key = request.headers.get("idempotency-key")
+    if key:
+        wish = replace(wish, idempotency_key=f"{CALLER}:{wish.kind}:{wish.model}:{key}")
+    return await _run_all(control, request, [replace(wish, caller=who(request))], views, fan_out=False)
+
+
+async def _run_all(
+    control: Control,
+    request: Request,
+    requests: list[OperationRequest],
+    views: list[ModelView],
+    fan_out: bool,
+) -> Response:
     started = await asyncio.gather(*(submit(control, one) for one in requests))
     note(request, operation_id=",".join(one.id for one in started))
     # An operation refused at once has its end already: that is told at once, asynchronous or not.

@@ -145,7 +145,7 @@ def operation_problem(operation: Operation, known: Mapping[str, Any] | None = No
     fields.update(known or {})
     verb = f"{operation.kind} of {operation.model!r}"
     if operation.state is OperationState.FAILED:
-        hint = "Its gate stays closed. Look at `ranks` for what failed; restart the service to rebuild it."
+        hint = "Its gate stays closed. Look at `ranks` for what failed; POST /models/{m}/recover rebuilds it."
         detail = f"{verb} failed: {operation.reason or 'a rank did not commit'}"
         return Problem(500, Code.FAILED, detail, hint=hint, **fields)
     code = operation.code or RejectCode.REFUSED

@@ -189,7 +189,7 @@ async def _serve(
         timeout_graceful_shutdown=_STREAMS_END_S + _TOLD_S,
     )
     server = _Server(options)
-    stopping = asyncio.Event()
+    stopping = app.state.context.ending
     _stop_on_signals(server, stopping)
     ending = asyncio.create_task(_end_streams(stopping, inference))
     loading = asyncio.create_task(

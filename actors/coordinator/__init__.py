@@ -2,13 +2,11 @@
 
 from torpor.actors.coordinator.budget import host_limit_bytes
 from torpor.actors.coordinator.coordinator import Coordinator
-from torpor.actors.coordinator.feed import Change
 from torpor.actors.coordinator.journal import Journal, JournalError
 from torpor.actors.coordinator.memory import Fault, MemoryCluster, MemoryRank
 from torpor.actors.coordinator.memory_maker import MemoryMaker
 
 __all__ = [
-    "Change",
     "Coordinator",
     "Fault",
     "Journal",

@@ -16,6 +16,7 @@ from torpor.actors.coordinator.coordinator import Coordinator
 from torpor.actors.coordinator.journal import Journal
 from torpor.actors.coordinator.seating import Seating
 from torpor.actors.messages import Hold, ModelView, Operation, OperationRequest
+from torpor.actors.news import Changes, Position
 from torpor.actors.ports import ControlUnreachable
 from torpor.actors.ray.ranks import RayRanks
 
@@ -54,6 +55,9 @@ class CoordinatorActor:
 
     async def renew(self, operation_id: str) -> Hold:
         return await (await self._ready()).renew(operation_id)
+
+    async def changes(self, after: Position | None, wait_s: float) -> Changes:
+        return await (await self._ready()).changes(after, wait_s)
 
     async def models(self, detail: bool = False) -> list[ModelView]:
         return [self._seating.show(view) for view in await (await self._ready()).models(detail)]

@@ -10,7 +10,7 @@ import contextlib
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from torpor.actors.config import ClusterConfig, ModelConfig
 from torpor.actors.coordinator.acceptance import conflict_of, refusal_of
 from torpor.actors.coordinator.care import Care
 from torpor.actors.coordinator.execution import Execution
-from torpor.actors.coordinator.feed import Change, Feed
+from torpor.actors.coordinator.feed import Feed
 from torpor.actors.coordinator.journal import Journal
 from torpor.actors.coordinator.lives import Lives, is_left_to_us
 from torpor.actors.coordinator.reconcile import Reconciler
@@ -37,6 +37,7 @@ from torpor.actors.messages import (
     RankStatus,
     Refusal,
 )
+from torpor.actors.news import Changes, Position
 from torpor.actors.ports import RankMaker, RankPort, RankUnreachable
 
 STATUS_S = 2.0  # how long a listing waits for a rank
@@ -225,7 +226,7 @@ class Coordinator:
                 known = await self._journal.find_key(request, self._now())
                 if known is not None:
                     run = self._runs.get(known.id)
-                    return run.operation if run is not None else known
+                    return run.told() if run is not None else known
             runtime = self._models.get(request.model)
             refusal = refusal_of(self._models, request, makes_ranks=self._lives is not None)
             if runtime is None or refusal is not None:
@@ -234,14 +235,14 @@ class Coordinator:
             joined = runtime.joinable(request)
             if joined is not None:
                 await self._journal.bind_key(request, joined.operation.id, self._now())
-                return joined.operation
+                return joined.told()
             refusal = conflict_of(runtime, request)
             if refusal is not None:
                 return await self._refuse(request, refusal)
             run = Run(self._new_operation(runtime, request), request)
             await self._journal.begin(run.operation, request, self._now())
             self._start(runtime, run)
-            return run.operation
+            return run.told()
 
     def _new_operation(self, runtime: ModelRuntime | None, request: OperationRequest) -> Operation:
         known = runtime.published.tags if runtime is not None else ()
@@ -283,7 +284,10 @@ class Coordinator:
         del self._runs[run.operation.id]
         self._remember(run.operation)
         self._care.look(runtime)
-        self.feed.add(operation=run.operation, model=runtime.view())
+        if runtime.deleted:
+            self.feed.add(operation=run.operation, deleted=runtime.config.name)
+        else:
+            self.feed.add(operation=run.operation, model=runtime.view())
         if runtime.doubt:
             self._spawn(self._settle_later(runtime))
 
@@ -308,20 +312,14 @@ class Coordinator:
     async def wait(self, operation_id: str, timeout_s: float | None = None) -> Operation:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                # A record may say the outcome before it is on the disk. And not only those that run count: one
-                # that a coordinator before this left open is being settled.
-                while await self._goes_on(operation_id):
+                # Not only those that run: one that a coordinator before this left open is being settled.
+                while (await self.operation(operation_id)).state is OperationState.RUNNING:
                     await self._ended.wait()
         return await self.operation(operation_id)
 
-    async def _goes_on(self, operation_id: str) -> bool:
-        return (
-            operation_id in self._runs or (await self.operation(operation_id)).state is OperationState.RUNNING
-        )
-
     async def operation(self, operation_id: str) -> Operation:
         if operation_id in self._runs:
-            return self._runs[operation_id].operation
+            return self._runs[operation_id].told()
         found = self._finished.get(operation_id) or await self._journal.operation(operation_id)
         if found is None:
             raise KeyError(f"no operation {operation_id!r}; the journal keeps the last ones only")
@@ -329,7 +327,7 @@ class Coordinator:
 
     async def operations(self, model: str | None = None, limit: int = 100) -> list[Operation]:
         stored = await self._journal.operations(model, limit)
-        return [self._runs[found.id].operation if found.id in self._runs else found for found in stored]
+        return [self._runs[found.id].told() if found.id in self._runs else found for found in stored]
 
     async def cancel(self, operation_id: str) -> bool:
         run = self._runs.get(operation_id)
@@ -391,6 +389,5 @@ class Coordinator:
         """Promised to running operations, over all nodes and devices; 0 when none runs."""
         return self._execution.budget.reserved_bytes()
 
-    def subscribe(self, after: int | None = None) -> AsyncIterator[Change]:
-        """Changes of models and operations from now on, or after a sequence number."""
-        return self.feed.listen(after)
+    async def changes(self, after: Position | None, wait_s: float) -> Changes:
+        return await self.feed.wait(after, wait_s)

@@ -1,31 +1,20 @@
-"""Changes of models and operations, for whoever listens; in bounded memory."""
+"""Changes of models and operations, for whoever follows them; in bounded memory."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 from collections import deque
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 from torpor.actors.messages import ModelView, Operation
+from torpor.actors.news import Change, Changes, Position
 
 KEPT_CHANGES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One of the two is set. reset: changes before this one were missed; read everything anew."""
-
-    epoch: int
-    sequence: int
-    model: ModelView | None = None
-    operation: Operation | None = None
-    reset: bool = False
-
-
 class Feed:
-    """Keeps the last changes; a listener that falls behind further than that gets a reset."""
+    """Keeps the last changes; whoever asks for older ones, or for another coordinator's, gets a reset."""
 
     def __init__(self, kept: int = KEPT_CHANGES) -> None:
         self.epoch = 0
@@ -33,9 +22,20 @@ class Feed:
         self._changes: deque[Change] = deque(maxlen=kept)
         self._news = asyncio.Event()
 
-    def add(self, model: ModelView | None = None, operation: Operation | None = None) -> None:
-        self._sequence += 1
-        self._changes.append(Change(self.epoch, self._sequence, model, operation))
+    @property
+    def position(self) -> Position:
+        return Position(self.epoch, self._sequence)
+
+    def add(
+        self, model: ModelView | None = None, operation: Operation | None = None, deleted: str = ""
+    ) -> None:
+        """As they are now: records of operations go on changing. Each is a change of its own."""
+        if operation is not None:
+            self._append(operation=copy.deepcopy(operation))
+        if model is not None:
+            self._append(model=model)
+        if deleted:
+            self._append(deleted=deleted)
         self._news.set()
         self._news = asyncio.Event()
 
@@ -45,16 +45,25 @@ class Feed:
             async with asyncio.timeout(timeout_s):
                 await self._news.wait()
 
-    async def listen(self, after: int | None = None) -> AsyncIterator[Change]:
-        """Changes after this sequence number; None = from now on. Without end."""
-        seen = self._sequence if after is None else after
-        while True:
-            news = self._news
-            waiting = [change for change in self._changes if change.sequence > seen]
-            if waiting and waiting[0].sequence > seen + 1:
-                yield Change(self.epoch, waiting[0].sequence - 1, reset=True)
-            for change in waiting:
-                seen = change.sequence
-                yield change
-            if not waiting:
-                await news.wait()
+    def since(self, after: Position | None) -> Changes:
+        """What has come after that; None = nothing, only where one is now."""
+        if after is None or after == self.position:
+            return Changes(self.position)
+        oldest = self._changes[0].at.sequence if self._changes else self._sequence + 1
+        if after.epoch != self.epoch or not oldest - 1 <= after.sequence <= self._sequence:
+            return Changes(self.position, (Change(self.position, reset=True),))
+        return Changes(self.position, tuple(c for c in self._changes if c.at.sequence > after.sequence))
+
+    async def wait(self, after: Position | None, timeout_s: float) -> Changes:
+        """As `since`, once there is something, or the time is over."""
+        found = self.since(after)
+        if after is not None and not found.changes:
+            await self.changed(timeout_s)
+            found = self.since(after)
+        return found
+
+    def _append(
+        self, model: ModelView | None = None, operation: Operation | None = None, deleted: str = ""
+    ) -> None:
+        self._sequence += 1
+        self._changes.append(Change(self.position, model, operation, deleted))

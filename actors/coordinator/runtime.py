@@ -22,6 +22,7 @@ from torpor.actors.messages import (
     OnConflict,
     Operation,
     OperationRequest,
+    OperationState,
     RankStatus,
 )
 from torpor.actors.ports import RankPort
@@ -44,6 +45,10 @@ class Run:
     turn: asyncio.Event = field(default_factory=asyncio.Event)
     locks: list[asyncio.Lock] = field(default_factory=list)
     phase_began_s: float = 0.0
+
+    def told(self) -> Operation:
+        """The record as others may see it now: it runs until its end is written and the next one has its turn."""
+        return replace(self.operation, state=OperationState.RUNNING, finished_at=None)
 
     def release_locks(self) -> None:
         while self.locks:

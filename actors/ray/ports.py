@@ -21,6 +21,7 @@ from torpor.actors.messages import (
     PhaseReply,
     RankStatus,
 )
+from torpor.actors.news import Changes, Position
 from torpor.actors.ports import ControlUnreachable, RankUnreachable
 from torpor.actors.ray.calls import ActorGone, call
 from torpor.actors.ray.names import COORDINATOR
@@ -104,6 +105,9 @@ class RayControl:
 
     async def renew(self, operation_id: str) -> Hold:
         return cast(Hold, await self._call("renew", operation_id))
+
+    async def changes(self, after: Position | None, wait_s: float) -> Changes:
+        return cast(Changes, await self._call("changes", after, min(wait_s, WAIT_SLICE_S)))
 
     async def models(self, detail: bool = False) -> list[ModelView]:
         return cast("list[ModelView]", await self._call("models", detail))

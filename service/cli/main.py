@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -170,6 +171,63 @@ def wake(
     with Client(url) as client:
         record = client.wake(model, tags=tag, timeout_s=timeout, dry_run=dry_run or None, wait=wait)
     Output(json).show(record, tables.operation)
+
+
+@app.command()
+def recover(
+    model: Annotated[str, typer.Argument(help="The model.")],
+    to: Annotated[
+        str | None, typer.Option(metavar="STATE", help="awake or asleep. Default: as it was.")
+    ] = None,
+    accept_stale_weights: Annotated[
+        bool,
+        typer.Option(
+            "--accept-stale-weights", help="Updated weights may come back as their source has them."
+        ),
+    ] = False,
+    wait: Wait = True,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Replace the ranks of a failed model."""
+    with Client(url) as client:
+        record = client.recover(model, to=to, accept_stale_weights=accept_stale_weights or None, wait=wait)
+    Output(json).show(record, tables.operation)
+
+
+@app.command()
+def delete(
+    model: Annotated[str, typer.Argument(help="The model.")],
+    drain: Annotated[
+        str | None, typer.Option(metavar="MODE", help="finish or abort what runs. Default: finish.")
+    ] = None,
+    drain_timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds.")] = None,
+    wait: Wait = True,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """End a model and forget it; its memory is free afterwards."""
+    wishes = {
+        name: value for name, value in (("mode", drain), ("timeout_s", drain_timeout)) if value is not None
+    }
+    with Client(url) as client:
+        record = client.delete(model, drain=wishes or None, wait=wait)
+    Output(json).show(record, tables.operation)
+
+
+@app.command()
+def events(
+    model: Annotated[str | None, typer.Argument(help="Only of this model.")] = None,
+    last_event_id: Annotated[
+        str | None, typer.Option("--since", metavar="ID", help="First what has come since this event.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """What happens, as it happens, until interrupted."""
+    with Client(url) as client:
+        for event in client.events(model, last_event_id):
+            Output(json).line(dataclasses.asdict(event), tables.event(event.id, event.kind, event.data))
 
 
 @app.command()

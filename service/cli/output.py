@@ -14,6 +14,10 @@ from rich.console import Console, RenderableType
 class Output:
     as_json: bool
 
+    def line(self, body: Mapping[str, Any], text: str) -> None:
+        """One of many, said at once."""
+        print(json.dumps(body) if self.as_json else text, flush=True)
+
     def show(self, body: Mapping[str, Any], render: Callable[[Any], RenderableType]) -> None:
         if self.as_json:
             print(json.dumps(body, indent=2))

@@ -53,6 +53,22 @@ def _memory(model: Record) -> Table:
     return table
 
 
+def event(event_id: str, kind: str, data: Record) -> str:
+    """One line."""
+    match kind:
+        case "model":
+            gate = "open" if data["gate"]["open"] else f"closed: {data['gate']['reason']}"
+            what = f"{data['name']} is {data['state']}, gate {gate}"
+        case "operation":
+            reason = f" ({data['reason']})" if data["reason"] else ""
+            what = f"{data['kind']} of {data['model']} {data['state']}{reason}, {data['id']}"
+        case "deleted":
+            what = f"{data['model']} is deleted"
+        case _:
+            what = str(data.get("hint", ""))
+    return f"{event_id}  {kind:<9}  {what}"
+
+
 def operation(record: Record) -> RenderableType:
     if "operations" in record:
         return operations(record["operations"])

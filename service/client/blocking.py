@@ -23,6 +23,7 @@ from torpor.service.client.calls import (
     unreachable,
 )
 from torpor.service.client.errors import problem_error
+from torpor.service.client.events import QUIET_S, Event, EventReader, events_call
 
 
 class Client:
@@ -98,6 +99,59 @@ class Client:
                 "wake", model, wait=wait, idempotency_key=idempotency_key, generation=generation, **fields
             )
         )
+
+    def recover(
+        self,
+        model: str,
+        *,
+        to: str | None = None,
+        accept_stale_weights: bool | None = None,
+        on_conflict: str | None = None,
+        wait: bool = True,
+        idempotency_key: str | None = None,
+        generation: int | None = None,
+    ) -> dict[str, Any]:
+        """Replace the ranks of a failed model. to: "awake" or "asleep"; by default as it was last."""
+        fields = {"to": to, "accept_stale_weights": accept_stale_weights, "on_conflict": on_conflict}
+        return self._send(
+            operation_call(
+                "recover", model, wait=wait, idempotency_key=idempotency_key, generation=generation, **fields
+            )
+        )
+
+    def delete(
+        self,
+        model: str,
+        *,
+        drain: Mapping[str, Any] | None = None,
+        on_conflict: str | None = None,
+        wait: bool = True,
+        idempotency_key: str | None = None,
+        generation: int | None = None,
+    ) -> dict[str, Any]:
+        """End the model and forget it, once what runs has ended. drain: {"mode", "timeout_s"}."""
+        fields = {"drain": drain, "on_conflict": on_conflict}
+        return self._send(
+            operation_call(
+                "delete", model, wait=wait, idempotency_key=idempotency_key, generation=generation, **fields
+            )
+        )
+
+    def events(self, model: str | None = None, last_event_id: str | None = None) -> Iterator[Event]:
+        """As they happen, until the service ends. last_event_id: first what has come since that one."""
+        call, reader = events_call(model, last_event_id), EventReader()
+        try:
+            with self._http.stream(
+                call.method, call.path, headers=dict(call.headers), params=dict(call.query), timeout=QUIET_S
+            ) as response:
+                if response.is_error:
+                    response.read()
+                    raise problem_error(response)
+                for line in response.iter_lines():
+                    if (event := reader.feed(line)) is not None:
+                        yield event
+        except httpx.TransportError as error:
+            raise unreachable(self.url, error) from None
 
     def models(self) -> list[dict[str, Any]]:
         return list(self._send(Call("GET", "/models"))["models"])

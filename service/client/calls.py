@@ -60,6 +60,8 @@ def operation_call(
         headers["Idempotency-Key"] = idempotency_key
     if generation is not None:
         headers["If-Match"] = f'"{generation}"'
+    if kind == "delete":
+        return Call("DELETE", f"/models/{model}", body, headers)
     path = f"/{kind}" if model is None else f"/models/{model}/{kind}"
     return Call("POST", path, body, headers)
 

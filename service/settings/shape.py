@@ -24,6 +24,7 @@ from torpor.actors.config import (
     ModelConfig,
     NodeBudget,
     PlacementConfig,
+    RecoverPolicy,
 )
 from torpor.actors.messages import RestoreMode
 from torpor.service.units import parse_duration_s, parse_size_bytes
@@ -84,6 +85,7 @@ class ModelSettings(_Section):
     sleep_after_idle_s: DurationS | None = None
     gpus_per_rank: Annotated[float, Field(gt=0, le=1)] | None = None
     placement: PlacementSettings = PlacementSettings()
+    recover: Literal["auto", "manual"] = "auto"
 
     @model_validator(mode="after")
     def _bundles_fit(self) -> Self:
@@ -215,6 +217,7 @@ def _model_config(model: ModelSettings) -> ModelConfig:
         verify=model.verify,
         sleep_after_idle_s=model.sleep_after_idle_s,
         gpus_per_rank=model.gpus_per_rank,
+        recover=RecoverPolicy(model.recover),
         placement=PlacementConfig(
             model.placement.group,
             tuple(model.placement.bundles) if model.placement.bundles is not None else None,

@@ -18,6 +18,7 @@ from torpor.actors.config import ClusterConfig, Deadlines, DeviceConfig, GateCon
 from torpor.actors.coordinator.coordinator import Coordinator
 from torpor.actors.coordinator.journal import Journal
 from torpor.actors.coordinator.memory import MemoryCluster, MemoryRank
+from torpor.actors.coordinator.memory_maker import MemoryMaker
 from torpor.actors.messages import GateReason
 from torpor.actors.ports import Control
 from torpor.service.app import create_app
@@ -61,12 +62,16 @@ def gate_of(cluster: MemoryCluster, model: str) -> GateReason | None:
 
 
 @asynccontextmanager
-async def make_rig(folder: Path, models: Mapping[str, int], gate: GateConfig = GATE) -> AsyncIterator[Rig]:
+async def make_rig(
+    folder: Path, models: Mapping[str, int], gate: GateConfig = GATE, making: bool = False
+) -> AsyncIterator[Rig]:
+    """making: the coordinator makes and ends ranks, too."""
     config = config_of(models, folder / "journal.db", gate)
     cluster = MemoryCluster.build(config)
     journal = await Journal.open(config.journal_path)
-    coordinator = Coordinator(config, journal, host_limit_bytes=8 * GIB)
-    for name in models:
+    maker = MemoryMaker(cluster) if making else None
+    coordinator = Coordinator(config, journal, host_limit_bytes=8 * GIB, maker=maker)
+    for name in models if maker is None else ():
         await coordinator.attach(name, cluster.ranks[name])
     await coordinator.start()
     inference = MemoryInference(tuple(models), gate=lambda model: gate_of(cluster, model))

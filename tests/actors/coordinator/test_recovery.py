@@ -73,7 +73,7 @@ def test_a_sleeping_model_recovers_asleep_under_its_hold_and_says_what_was_lost(
         await lose(rig, 1)
         let_in: list[float] = []
         operation = await rig.coordinator.submit(RECOVER)
-        while operation.state is OperationState.RUNNING:
+        while (operation := await rig.coordinator.operation(operation.id)).state is OperationState.RUNNING:
             await asyncio.sleep(0)
             let_in += [rig.loop_time()] if "chat" in rig.cluster.ranks and rig.gate_open() else []
         assert operation.state is OperationState.SUCCEEDED and not let_in
@@ -137,7 +137,7 @@ def test_sleep_and_wake_are_refused_meanwhile_or_wait_it_out_and_an_equal_recove
         assert (await rig.coordinator.submit(RECOVER)).id == operation.id
         waiting = await rig.coordinator.submit(asking(Kind.SLEEP, on_conflict=OnConflict.WAIT))
         assert (await rig.coordinator.wait(waiting.id, PATIENCE_S)).state is OperationState.SUCCEEDED
-        assert operation.state is OperationState.SUCCEEDED
+        assert (await rig.coordinator.operation(operation.id)).state is OperationState.SUCCEEDED
         assert (await rig.do(asking(Kind.SLEEP, "solo"))).state is OperationState.SUCCEEDED
 
     rig.run(story)

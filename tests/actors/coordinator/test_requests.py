@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from coordinator_rig import PATIENCE_S, SLEEP, WAKE, Rig, asking
 
-from torpor.actors.coordinator import Change, Fault
+from torpor.actors.coordinator import Fault
 from torpor.actors.messages import (
     DrainMode,
     DrainSpec,
@@ -295,29 +295,25 @@ def test_the_time_limit_of_a_request_bounds_preflight_to_stage(rig: Rig) -> None
     rig.run(story)
 
 
-def test_changes_can_be_followed_and_a_slow_listener_is_told_to_read_anew(rig: Rig) -> None:
+def test_who_hears_of_an_operation_s_end_can_begin_the_next_one_at_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C4: its end is told when it is written, and nothing of it is in the way any more."""
+
     async def story() -> None:
-        feed = rig.coordinator.subscribe()
-        changes: list[Change] = []
-        listener = asyncio.create_task(_collect(feed, changes))
-        await asyncio.sleep(0)
-        await rig.do(SLEEP)
-        await asyncio.sleep(0.1)
-        states = [change.operation.state for change in changes if change.operation is not None]
-        assert states and states[-1] is OperationState.SUCCEEDED
-        models = [change.model.state for change in changes if change.model is not None]
-        assert ModelState.SLEEPING in models and models[-1] is ModelState.ASLEEP
-        sequences = [change.sequence for change in changes]
-        assert sequences == sorted(sequences) and {change.epoch for change in changes} == {1}
-        listener.cancel()
-        for _ in range(2000):
-            rig.coordinator.feed.add()
-        late = rig.coordinator.subscribe(after=1)
-        assert (await anext(late)).reset
+        finish = rig.journal.finish
+
+        async def slowly(*arguments: Any) -> None:
+            await asyncio.sleep(3.0)
+            await finish(*arguments)
+
+        monkeypatch.setattr(rig.journal, "finish", slowly)
+        submitted = await rig.coordinator.submit(SLEEP)
+        for _ in range(100):
+            if (await rig.coordinator.operation(submitted.id)).state is not OperationState.RUNNING:
+                break
+            await asyncio.sleep(0.1)
+        assert rig.loop_time() >= 3.0
+        assert (await rig.do(WAKE)).state is OperationState.SUCCEEDED
 
     rig.run(story)
-
-
-async def _collect(feed: AsyncIterator[Change], changes: list[Change]) -> None:
-    async for change in feed:
-        changes.append(change)
