@@ -18,6 +18,7 @@ from torpor.service.sse import EventStream
 from torpor.service.wire import model_json, operation_json
 
 router = APIRouter(tags=["native"])
+WAIT_S = 60.0  # of one question for news
 AGAIN_S = 1.0  # after the coordinator was not there
 T = TypeVar("T")
 
@@ -33,15 +34,14 @@ async def events(request: Request, model: str | None = None) -> Response:
         after = Position.parse(last) if last else None
     except ValueError as error:
         raise Problem(400, Code.INVALID_FIELD, f"Last-Event-ID: {error}.", hint="Leave it out.") from None
-    return EventStream(_chunks(context_of(request), after, model), _nothing, {})
+    context = context_of(request)
+    return EventStream(_chunks(context, after, model), _nothing, {}, context.keep_alive_s)
 
 
 async def _chunks(context: Context, after: Position | None, model: str | None) -> AsyncIterator[bytes]:
-    loop = asyncio.get_running_loop()
-    spoke_s = loop.time()
     while True:
         try:
-            news = await _unless_ending(context, context.control.changes(after, context.keep_alive_s))
+            news = await _unless_ending(context, context.control.changes(after, WAIT_S))
         except ControlUnreachable:
             if await _unless_ending(context, asyncio.sleep(AGAIN_S, result=True)):
                 continue
@@ -52,10 +52,7 @@ async def _chunks(context: Context, after: Position | None, model: str | None) -
         if after is None or (news.until != after and not chunks):
             chunks.append(f"id: {news.until}\n\n".encode())  # moves a client on, and is no event to it
         after = news.until
-        if not chunks and loop.time() - spoke_s >= context.keep_alive_s:
-            chunks.append(b": keep-alive\n\n")
         for chunk in chunks:
-            spoke_s = loop.time()
             yield chunk
 
 
