@@ -46,9 +46,19 @@ async def until_gone(process: RankProcess) -> None:
 
 
 def is_there(pid: int, began: str = "") -> bool:
-    """A process that has ended and that nobody has collected yet holds no memory any more."""
+    """Whether it may have memory still: one that has ended with all its threads, and is uncollected, has none."""
     stat = _stat(pid)
-    return bool(stat) and stat[0] not in ("Z", "X") and began in ("", stat[_BEGAN])
+    if not stat or began not in ("", stat[_BEGAN]):
+        return False
+    return stat[0] not in ("Z", "X") or _threads(pid) > 1
+
+
+def _threads(pid: int) -> int:
+    """The first one may be at its end while others are not."""
+    try:
+        return sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return 0
 
 
 def _stat(pid: int) -> list[str]:

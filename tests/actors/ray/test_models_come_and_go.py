@@ -24,8 +24,15 @@ async def pids(torpor: Torpor) -> list[int]:
 
 
 def there(pids: list[int]) -> list[int]:
-    """Of these processes, those that the kernel still has."""
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    """Of these processes, those that have memory; one that has ended may wait for its parent to take note."""
+    return [pid for pid in pids if any("VmRSS" in line for line in status_of(pid))]
+
+
+def status_of(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
 
 
 async def do(torpor: Torpor, kind: Kind) -> Operation:
