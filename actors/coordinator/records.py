@@ -113,11 +113,19 @@ _FIRST_FIELDS = frozenset(
 )
 
 
+_FIRST_OF_DRAIN = frozenset({"mode", "timeout_s"})
+
+
+def _told(body: Mapping[str, Any], plain: Mapping[str, Any], always: frozenset[str]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name in always or value != plain[name]}
+
+
 def fingerprint(request: OperationRequest) -> str:
     """Equal for equal bodies, whatever key they came with; a retry may come from another process."""
     body = asdict(replace(request, idempotency_key=None, caller=""))
     plain = asdict(OperationRequest(request.kind, request.model))
-    told = {name: body[name] for name in body if name in _FIRST_FIELDS or body[name] != plain[name]}
+    body["drain"] = _told(body["drain"], plain["drain"], _FIRST_OF_DRAIN)
+    told = _told(body, plain, _FIRST_FIELDS)
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
