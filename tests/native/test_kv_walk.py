@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
-import time
-from pathlib import Path
 
 import pytest
 from support.kv_walk import walk
-from support.kv_walks import keep, walks
+from support.kv_walks import LONG_STEPS, cores, run
 
 STEPS = {"roomy": 4_000, "tight": 3_500, "partial": 2_500}
-LONG_STEPS = 1_000_000
-RESULTS = Path(__file__).parents[1] / "bench" / "results" / "kv_walk.json"
 
 
 @pytest.mark.parametrize("kind", STEPS)
@@ -30,10 +25,7 @@ def test_a_random_walk_finds_every_page_as_the_model_has_it_k3_k11_k12_m3(kind: 
 def test_a_million_random_steps_find_every_page_as_the_model_has_it_k3_k11_k12_m3() -> None:
     """TORPOR_WALK_STEPS, TORPOR_WALK_PROCESSES (default: one a core) and TORPOR_WALK_SEED choose otherwise."""
     steps = int(os.environ.get("TORPOR_WALK_STEPS", LONG_STEPS))
-    processes = int(os.environ.get("TORPOR_WALK_PROCESSES", len(os.sched_getaffinity(0))))
-    seed = int(os.environ.get("TORPOR_WALK_SEED", random.SystemRandom().randrange(1 << 30)))
-    print(f"seeds from {seed} on")
-    began = time.monotonic()
-    rows = walks(seed, steps, processes)
+    processes = int(os.environ.get("TORPOR_WALK_PROCESSES", cores()))
+    seed = os.environ.get("TORPOR_WALK_SEED")
+    rows = run(steps, processes, int(seed) if seed else None)
     assert sum(row["steps"] for row in rows) == steps
-    keep(RESULTS, rows, time.monotonic() - began, processes)

@@ -1,11 +1,16 @@
-"""Many random walks (kv_walk.py) over several processes, and the record that is kept of them."""
+"""Many random walks (kv_walk.py) over several processes, and the record that is kept of them.
+
+Needs no pytest: PYTHONPATH=build/py:tests python -m support.kv_walks --steps 1000000
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
 import platform
+import random
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -15,6 +20,8 @@ import torch
 from bench.record import command, machine
 from support.kv_walk import walk
 
+RESULT = Path(__file__).parents[1] / "bench" / "results" / "kv_walk.json"
+LONG_STEPS = 1_000_000
 KINDS = ("roomy", "tight", "partial")
 SLICE_STEPS = 20_000  # of one walk; then a fresh cache with a seed of its own
 
@@ -51,6 +58,20 @@ def walks(first_seed: int, steps: int, processes: int) -> list[dict[str, Any]]:
             raise
 
 
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def run(steps: int, processes: int, seed: int | None) -> list[dict[str, Any]]:
+    """Walks, and keeps what they met in RESULT; seed None: another one each time."""
+    first = random.SystemRandom().randrange(1 << 30) if seed is None else seed
+    print(f"seeds from {first} on", flush=True)
+    began = time.monotonic()
+    rows = walks(first, steps, processes)
+    keep(RESULT, rows, time.monotonic() - began, processes)
+    return rows
+
+
 def keep(path: Path, rows: list[dict[str, Any]], seconds: float, processes: int) -> None:
     """The shape of bench/record.py, with one row a walk."""
     record = {
@@ -66,3 +87,17 @@ def keep(path: Path, rows: list[dict[str, Any]], seconds: float, processes: int)
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=LONG_STEPS)
+    parser.add_argument("--processes", type=int, default=cores())
+    parser.add_argument("--seed", type=int)
+    chosen = parser.parse_args()
+    rows = run(chosen.steps, chosen.processes, chosen.seed)
+    print(f"{sum(row['steps'] for row in rows)} steps in {len(rows)} walks passed; see {RESULT}")
+
+
+if __name__ == "__main__":
+    main()
