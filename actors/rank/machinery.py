@@ -53,7 +53,8 @@ class Machinery:
         self.error = ""
         self.undefined: frozenset[str] = frozenset()
         self._stepping = True
-        self._planned = ""  # the operation that was planned last
+        self._planned = ""  # the last operation that could be done here
+        self._rests_for = ""  # the operation whose stage has stopped the engine last
         self._last: tuple[str, str] | None = None  # operation and kind of the last one committed
         self._prefix_tokens = 0  # as last seen; while a stage or commit works nobody asks the managers
         self._working = False
@@ -63,11 +64,13 @@ class Machinery:
     def plan(self, operation: str, request: OperationRequest) -> Planned:
         """What the operation would do here. Reads only; traffic may run.
 
-        Until the operation ends no sequence comes or goes while the engine rests: the ranks compare their plans.
+        When it says yes, no sequence comes or goes at rest until the operation ends: the ranks compare their plans.
         """
-        self.engine.reap(False)
-        self._planned = operation
         plan = self._plan(operation, request)
+        refusals = refusals_of(plan)
+        if not refusals:
+            self._planned = operation
+            self.engine.reap(False)
         memory = self.memory()
         numbers = {
             "digest": shape_digest(plan),
@@ -78,13 +81,13 @@ class Machinery:
             "residual": residual_of(memory, request.tags),
             "modes": modes_of(plan),
         }
-        return Planned(plan, refusals_of(plan), numbers)
+        return Planned(plan, refusals, numbers)
 
     def stage(self, tx: Transaction, leader: Leader | None, deadline: float) -> Planned:
         """Stop the engine between two steps, plan again now that nothing moves, and stage.
 
-        On a throw or a refusal the memory is as before; the engine rests until the abort, since other ranks may have
-        staged, and nobody can take a step without them.
+        On a throw or a refusal the memory is as before. The leader's engine rests until the abort, since other ranks
+        may have staged and a step is one of all ranks; a follower's goes on following.
         """
         assert tx.request is not None and tx.plan is not None
         if is_noop(tx.plan):
@@ -92,12 +95,19 @@ class Machinery:
         if leader is not None:
             reason = GateReason.SLEEPING if tx.request.kind is Kind.SLEEP else GateReason.WAKING
             leader.gate.hold_for_stage(tx.operation, reason)
-        step = self._quiesce(tx, deadline)
-        tx.prefix_tokens = self.prefix_tokens()
-        planned = self.plan(tx.operation, tx.request)
-        if planned.refusals:
-            return planned
-        self._stage(tx, planned.plan, deadline)
+        stepping, staged = self._stepping, False
+        self._rests_for = tx.operation
+        try:
+            step = self._quiesce(tx, deadline)
+            tx.prefix_tokens = self.prefix_tokens()
+            planned = self.plan(tx.operation, tx.request)
+            if planned.refusals:
+                return planned
+            self._stage(tx, planned.plan, deadline)
+            staged = True
+        finally:
+            if not staged and stepping and leader is None:
+                self._resume()
         tx.plan = planned.plan
         # Ranks that stopped at another step, or that hold other pages, must not go through together (M7).
         digest = f"{planned.plan.digest}@{step}"
@@ -148,9 +158,12 @@ class Machinery:
         status = self.ledger.status()
         if status["phase"] != "idle":
             if status["operation"] != tx.operation:
-                return  # an abort that comes late must not set the engine going under another operation's stage
+                return
             self.ledger.abort()
-        self._settle(ended=tx.operation == self._planned)
+        # One that comes late must not set the engine going while other ranks may have staged another operation.
+        self._settle(
+            resume=tx.operation == self._rests_for, reap=tx.operation in (self._planned, self._rests_for)
+        )
 
     def transaction(self) -> tuple[LedgerPhase, str | None, Kind | None]:
         """Phase, operation and kind of what is staged, else of what was committed last."""
@@ -184,15 +197,16 @@ class Machinery:
                     raise
         return self.ledger.commit()
 
-    def _settle(self, ended: bool = True) -> GateReason | None:
-        """ended: no operation counts sequences here any more, so that those of cancelled requests may go."""
+    def _settle(self, resume: bool = True, reap: bool = True) -> GateReason | None:
+        """reap: no operation counts sequences here any more, so that those of cancelled requests may go."""
         if self.error:
             return GateReason.FAILED
         if self.ledger.parked_tags or self.undefined:
-            if ended:
+            if reap:
                 self.engine.reap(True)
             return GateReason.ASLEEP if self.ledger.parked_tags else GateReason.CONTENTS_UNDEFINED
-        self._resume()
+        if resume:
+            self._resume()
         return None
 
     def _plan(self, operation: str, request: OperationRequest) -> Plan:

@@ -24,6 +24,8 @@
  *     (staging), of what is staged (staged_digest) and of who holds the gate (gate_operation). An abort for a model that
  *     is lost closes the gate for good (RankPort.abort: lost). A new journal takes an epoch above all that ranks have
  *     seen (Coordinator.start).
+ *   - A drain freezes what runs or waits for it, as the request says. Frozen requests run again when the leader's engine
+ *     does; a step is one of all ranks.
  *   - `in_doubt` is a word for people: the gate is as closed as before.
  */
 
@@ -161,7 +163,12 @@ bool discards;                      /* the sleep keeps no contents: awake again 
 /* The leader's gate. */
 byte g, hold, before;
 bool hold_staging, hold_leased, running;
+bool hold_freezes, frozen;          /* requests that stand still until the engine steps */
 byte planned;                       /* Phases._planned: the last operation that had a preflight here, + 1 */
+byte rests_for;                     /* Machinery._rests_for: operation + 1 whose stage stopped the leader's engine */
+#ifdef FAILED_STAGES_RESUME
+bool thaw_after;
+#endif
 byte draining, draining_epoch;      /* operation + 1 whose drain waits for running requests */
 
 /* What was ever true, for assertions only. */
@@ -178,6 +185,7 @@ inline check()
 	assert(!(alive[0] && g == G_OPEN && (!SERVES(0) || phase[0] != IDLE)));
 	assert(!(alive[0] && g == G_OPEN && alive[1] && (!SERVES(1) || phase[1] != IDLE)));
 	assert(!(running && (!SERVES(0) || phase[0] != IDLE || staging[0])));
+	assert(!(running && alive[1] && (!SERVES(1) || phase[1] != IDLE)));
 	/* An engine steps only over memory that nobody moves. */
 	assert(!(alive[0] && stepping[0] && (!SERVES(0) || phase[0] != IDLE)));
 	assert(!(alive[1] && stepping[1] && (!SERVES(1) || phase[1] != IDLE)))
@@ -187,7 +195,7 @@ inline check()
 
 inline undo_hold()
 {
-	hold = 0; hold_staging = false; hold_leased = false;
+	hold = 0; hold_staging = false; hold_leased = false; hold_freezes = false;
 	if :: g != G_FAILED -> g = before :: else fi;
 	before = G_OPEN
 }
@@ -218,9 +226,15 @@ inline take(o)
 	if :: hold == 0 -> hold = o + 1; before = g :: else fi
 }
 
+/* The leader's engine steps again, and with it what it has suspended. */
+inline thaw()
+{
+	if :: stepping[0] && frozen -> frozen = false; running = true :: else fi
+}
+
 inline fail_gate()
 {
-	g = G_FAILED; running = false;
+	g = G_FAILED; running = false; frozen = false;
 	if :: draining != 0 -> tell(0, C_DRAIN, draining - 1, draining_epoch, NO); draining = 0 :: else fi
 }
 
@@ -288,7 +302,9 @@ inline on_drain(o, e)
 			:: else ->
 				g = G_DRAINING;
 				if
-				:: running -> draining = o + 1; draining_epoch = e
+				/* An operation has one mode, however often its drain comes. */
+				:: running && !hold_freezes -> draining = o + 1; draining_epoch = e
+				:: running && draining != o + 1 -> hold_freezes = true; hold_leased = true; tell(0, C_DRAIN, o, e, YES)
 				:: else -> hold_leased = true; tell(0, C_DRAIN, o, e, YES)
 				fi
 			fi
@@ -306,7 +322,7 @@ inline on_stage(r, o, e)
 	:: !(SAID(r, o) & (ABORTING | STAGE_YES | STAGE_NO)) ->
 		if
 		:: (!(SAID(r, o) & PREFLIGHT_YES)
-			|| (r == 0 && (g == G_OPEN || running || (hold != 0 && hold != o + 1 && hold_staging)))) ->
+			|| (r == 0 && (g == G_OPEN || (running && !(hold == o + 1 && hold_freezes)) || (hold != 0 && hold != o + 1 && hold_staging)))) ->
 			SAID(r, o) = SAID(r, o) | STAGE_NO;
 			tell(r, C_STAGE, o, e, NO)
 		:: else ->
@@ -314,7 +330,9 @@ inline on_stage(r, o, e)
 			:: r == 0 ->
 				take(o);
 				hold_staging = true; hold_leased = false;
-				if :: g != G_FAILED -> g = G_HELD :: else fi
+				if :: g != G_FAILED -> g = G_HELD :: else fi;
+				if :: running -> running = false; frozen = true :: else fi;
+				rests_for = o + 1
 			:: else
 			fi;
 			staging[r] = o + 1;
@@ -323,11 +341,15 @@ inline on_stage(r, o, e)
 	fi
 }
 
+/* A follower comes to rest only after the leader, or is out of time. (Without requests it need not wait here: more
+ * may happen in the model than there.) */
+#define WAITS(r) ((r) == 1 && running)
+
 /* Its end. Whatever the answer, the leader's gate stays held: others may have staged. */
 inline end_stage(r)
 {
 	if
-	:: !(SAID(r, staging[r] - 1) & ABORTING) && phase[r] == IDLE ->
+	:: !(SAID(r, staging[r] - 1) & ABORTING) && phase[r] == IDLE && !WAITS(r) ->
 		phase[r] = STAGED; current[r] = staging[r];
 		SAID(r, staging[r] - 1) = SAID(r, staging[r] - 1) | STAGE_YES;
 		if
@@ -335,13 +357,23 @@ inline end_stage(r)
 		:: r == 1 && mismatches > 0 -> mismatches--; other_plan[r] = true
 		fi;
 		tell(r, C_STAGE, staging[r] - 1, heard_epoch[r], YES)
-	:: (SAID(r, staging[r] - 1) & ABORTING) || phase[r] != IDLE || refusals > 0 ->
-		if :: !(SAID(r, staging[r] - 1) & ABORTING) && phase[r] == IDLE -> refusals-- :: else fi;
-		if :: phase[r] == IDLE && SERVES(r) -> stepping[r] = true :: else fi;
+	:: (SAID(r, staging[r] - 1) & ABORTING) || phase[r] != IDLE || WAITS(r) || refusals > 0 ->
+		if :: !(SAID(r, staging[r] - 1) & ABORTING) && phase[r] == IDLE && !WAITS(r) -> refusals-- :: else fi;
+		/* A follower only follows. The leader rests: others may have staged. */
+		if
+		:: r == 1 && phase[r] == IDLE && SERVES(r) -> stepping[r] = true
+#ifdef FAILED_STAGES_RESUME
+		:: r == 0 && phase[r] == IDLE && SERVES(r) -> stepping[r] = true; thaw_after = true
+#endif
+		:: else
+		fi;
 		SAID(r, staging[r] - 1) = SAID(r, staging[r] - 1) | STAGE_NO;
 		tell(r, C_STAGE, staging[r] - 1, heard_epoch[r], NO)
 	fi;
-	staging[r] = 0
+	staging[r] = 0;
+#ifdef FAILED_STAGES_RESUME
+	if :: thaw_after -> thaw_after = false; thaw() :: else fi
+#endif
 }
 
 inline on_commit(r, o, e)
@@ -380,7 +412,12 @@ inline on_publish(r, o, e)
 		stepping[r] = SERVES(r);
 		if
 		:: r == 0 ->
-			if :: hold == o + 1 -> hold = 0; hold_staging = false; hold_leased = false; before = G_OPEN :: else fi;
+			thaw();
+			if
+			:: hold == o + 1 ->
+				hold = 0; hold_staging = false; hold_leased = false; hold_freezes = false; before = G_OPEN
+			:: else
+			fi;
 			if
 			:: g == G_FAILED -> skip
 			:: g != G_FAILED && parked[0] -> g = G_ASLEEP
@@ -410,9 +447,14 @@ inline on_abort(r, call, o, e)
 #ifdef ABORT_RESUMES_ANYHOW
 		:: phase[r] != IDLE && current[r] != o + 1 -> stepping[r] = SERVES(r)
 #endif
+#ifdef LATE_ABORTS_RESUME
 		:: phase[r] == IDLE -> stepping[r] = SERVES(r)
+#else
+		:: phase[r] == IDLE && (r == 1 || rests_for == o + 1) -> stepping[r] = SERVES(r)
+#endif
 		:: else /* another operation's: leave it alone */
 		fi;
+		if :: r == 0 -> thaw() :: else fi;
 		if
 		:: r == 0 && call == C_ABORT_FOR_GOOD -> release(o); fail_gate()
 		:: r == 0 && call == C_ABORT -> release(o)
@@ -448,7 +490,7 @@ inline die(r)
 	alive[r] = false;
 	if
 	:: r == 0 -> g = G_FAILED; hold = 0; before = G_OPEN; hold_staging = false; hold_leased = false;
-		running = false; draining = 0; draining_epoch = 0; planned = 0
+		running = false; frozen = false; hold_freezes = false; draining = 0; draining_epoch = 0; planned = 0; rests_for = 0
 	:: else
 	fi
 }
@@ -639,9 +681,11 @@ inline finish()
 	if
 	:: verdict == SUCCEEDED ->
 		assert(was_decided[op]);
+		assert(!(frozen && SERVES(0) && REACHABLE(0)));
 		assert(parked[0] == (kind[op] == SLEEP) || !REACHABLE(0));
 		assert(parked[1] == (kind[op] == SLEEP) || !REACHABLE(1))
 	:: verdict == REJECTED ->
+		assert(!(frozen && SERVES(0) && REACHABLE(0))); /* nobody is forgotten */
 		assert(!has_committed[op] && !is_firm[op]);
 		assert(!(REACHABLE(0) && phase[0] != IDLE && current[0] == op + 1));
 		assert(!(REACHABLE(1) && phase[1] != IDLE && current[1] == op + 1))

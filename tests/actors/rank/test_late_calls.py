@@ -6,7 +6,7 @@ import asyncio
 
 from ranks.bench import Bench, sleep
 
-from torpor.actors.messages import GateReason, LedgerPhase
+from torpor.actors.messages import DrainMode, GateReason, LedgerPhase
 
 
 async def test_a_late_abort_leaves_the_engine_at_rest_under_another_operation_s_stage(bench: Bench) -> None:
@@ -19,6 +19,37 @@ async def test_a_late_abort_leaves_the_engine_at_rest_under_another_operation_s_
     assert (status.ledger_phase, status.operation) == (LedgerPhase.STAGED, "second")
     assert bench.engine.resting and not status.gate_open
     assert (await bench.commit("second")).ok and (await bench.publish("second")).ok
+
+
+async def test_a_late_abort_does_not_thaw_what_another_operation_froze(bench: Bench) -> None:
+    """M6, G2: its stage failed here, but other ranks may have staged."""
+    assert (await bench.preflight(sleep(), "first")).ok
+    request = bench.request(tokens=400)
+    await bench.admit(request)
+    assert (await bench.preflight(sleep(), "second")).ok
+    assert (await bench.drain("second", mode=DrainMode.FREEZE)).ok
+    bench.device.fail_at(1)
+    assert not (await bench.stage("second")).ok
+    assert bench.engine.resting
+    assert (await bench.abort("first")).ok
+    status = await bench.status()
+    assert bench.engine.resting and (status.gate_reason, status.frozen_requests) == (GateReason.SLEEPING, 1)
+    assert (await bench.abort("second")).ok
+    assert len("".join(event.text for event in await bench.read(request.id))) == 400
+
+
+async def test_a_late_preflight_does_not_keep_the_engine_at_rest(bench: Bench) -> None:
+    """G2: of an operation that was given up without this rank's hearing of it."""
+    request = bench.request(tokens=400)
+    await bench.admit(request)
+    assert (await bench.preflight(sleep(), "second")).ok
+    assert (await bench.drain("second", mode=DrainMode.FREEZE)).ok
+    assert (await bench.preflight(sleep(), "first")).ok
+    bench.device.fail_at(1)
+    assert not (await bench.stage("second")).ok
+    assert (await bench.abort("second")).ok
+    assert not bench.engine.resting
+    assert len("".join(event.text for event in await bench.read(request.id))) == 400
 
 
 async def test_status_that_brings_a_new_epoch_ends_the_old_coordinator_s_calls(bench: Bench) -> None:
