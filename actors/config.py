@@ -93,9 +93,13 @@ class DeviceConfig:
 
 @dataclass(frozen=True, slots=True)
 class NodeBudget:
-    """Host bytes that all ranks of a node may keep; None = the cgroup's or the machine's limit less a reserve."""
+    """Bytes that all ranks of a node may keep.
+
+    host_bytes None: the limit of the node's cgroup or machine less a reserve. disk_bytes None: as each rank's own.
+    """
 
     host_bytes: int | None = None
+    disk_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

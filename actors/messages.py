@@ -142,6 +142,7 @@ class RejectCode(StrEnum):
     WRONG_STATE = "wrong_state"  # loading, failed, recovering
     DEVICE_MEMORY = "device_memory"
     HOST_MEMORY = "host_memory"
+    DISK_SPACE = "disk_space"
     EXTERNAL_REGISTRATION = "external_registration"
     DEVICE_BUSY = "device_busy"
     NOT_IDLE = "not_idle"  # a drain with mode if_idle found requests
@@ -240,6 +241,7 @@ class PhaseReply:
     freed_bytes: int = 0  # sleep
     kept_bytes: int = 0
     host_bytes: int = 0  # to be newly committed
+    disk_bytes: int = 0  # to be newly taken on the node's disk
     residual: Mapping[str, int] = field(default_factory=dict)
     aborted_requests: int = 0
     prefix_tokens_lost: int = 0
@@ -275,6 +277,7 @@ class RankStatus:
     device_id: str
     device_free_bytes: int
     device_total_bytes: int
+    host_limit_bytes: int = 0  # what the rank's node may keep, as seen there; 0 = not told
     memory: tuple[Mapping[str, object], ...] = ()  # Ledger.memory() rows
     gate_open: bool = False  # leader only
     gate_reason: GateReason | None = None

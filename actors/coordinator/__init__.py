@@ -1,6 +1,5 @@
 """The coordinator: a pure state machine, a journal, and Ray at the edge."""
 
-from torpor.actors.coordinator.budget import host_limit_bytes
 from torpor.actors.coordinator.coordinator import Coordinator
 from torpor.actors.coordinator.journal import Journal, JournalError
 from torpor.actors.coordinator.memory import Fault, MemoryCluster, MemoryRank
@@ -14,5 +13,4 @@ __all__ = [
     "MemoryCluster",
     "MemoryMaker",
     "MemoryRank",
-    "host_limit_bytes",
 ]

@@ -11,10 +11,10 @@ import os
 from dataclasses import replace
 
 from torpor.actors.config import ClusterConfig, ModelConfig
-from torpor.actors.coordinator.budget import host_limit_bytes
 from torpor.actors.coordinator.coordinator import Coordinator
 from torpor.actors.coordinator.journal import Journal
 from torpor.actors.coordinator.seating import Seating
+from torpor.actors.limits import host_limit_bytes
 from torpor.actors.messages import Hold, ModelView, Operation, OperationRequest
 from torpor.actors.news import Changes, Position
 from torpor.actors.ports import ControlUnreachable

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from torpor.actors.messages import RankStatus, Refusal, RejectCode
-
-_UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
-_CGROUP_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-RESERVE_FRACTION = 0.1
-
-
-def read_text(path: str) -> str | None:
-    try:
-        return Path(path).read_text(encoding="ascii")
-    except OSError:
-        return None
-
-
-def host_limit_bytes(configured: int | None, read: Callable[[str], str | None] = read_text) -> int:
-    """What all ranks of a node may keep: as configured, or cgroup or machine less a tenth."""
-    if configured is not None:
-        return configured
-    limits = [int(text) for path in _CGROUP_FILES if (text := (read(path) or "max").strip()) != "max"]
-    for line in (read("/proc/meminfo") or "").splitlines():
-        if line.startswith("MemTotal:"):
-            limits.append(int(line.split()[1]) * 1024)
-    known = [limit for limit in limits if limit < _UNLIMITED]
-    return int(min(known) * (1 - RESERVE_FRACTION)) if known else _UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A device of a node, or, with device "", the node's host memory."""
+    """A device of a node, or, with device "", the node's host memory or its disk."""
 
     node: str
     device: str = ""
+    disk: bool = False
 
     @staticmethod
     def of(status: RankStatus) -> Place:
@@ -140,6 +117,11 @@ def _refusal(place: Place, needed_bytes: int, free_bytes: int, spare_bytes: int)
     if place.device:
         reason = f"{sizes} on {place.device} of node {place.node}; sleep another model there first"
         return Refusal(RejectCode.DEVICE_MEMORY, reason, needed_bytes=needed_bytes, free_bytes=free_bytes)
+    if place.disk:
+        reason = (
+            f"{sizes} on the disk of node {place.node}; restore with another mode, or raise node.disk_bytes"
+        )
+        return Refusal(RejectCode.DISK_SPACE, reason, needed_bytes=needed_bytes, free_bytes=free_bytes)
     reason = f"{sizes} for kept contents on node {place.node}; restore with none, or raise node.host_bytes"
     return Refusal(RejectCode.HOST_MEMORY, reason, needed_bytes=needed_bytes, free_bytes=free_bytes)
 

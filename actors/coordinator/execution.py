@@ -18,6 +18,7 @@ from torpor.actors.coordinator.records import Published, effective_tags, fill, p
 from torpor.actors.coordinator.room import Room, may_make_room
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
 from torpor.actors.coordinator.steps import PHASE_OF, RELOAD, Step
+from torpor.actors.limits import UNLIMITED
 from torpor.actors.messages import (
     Kind,
     ModelState,
@@ -124,7 +125,7 @@ class Execution:
             fill(run.operation, machine)
             assert machine.verdict is not None
             run.operation.state = machine.verdict
-            kept_before = {node: self.kept_bytes(node) for node in _nodes(machine)}
+            kept_before = {place: self._kept_at(place) for place in _shared(machine)}
             published = await self._outcome(runtime, run)
             used = run.operation.state is OperationState.SUCCEEDED and not run.operation.dry_run
             self._give_back(machine, kept_before)
@@ -137,15 +138,18 @@ class Execution:
             self.budget.release(run.operation.id, used)
             run.release_locks()
 
-    def _give_back(self, machine: Machine, kept_before: Mapping[str, int]) -> None:
+    def _kept_at(self, place: Place) -> int:
+        return self.kept_bytes(place.node, "disk_bytes" if place.disk else "host_bytes")
+
+    def _give_back(self, machine: Machine, kept_before: Mapping[Place, int]) -> None:
         """What this operation has freed is there for others that hold promises now."""
         for slot in machine.slots:
             if slot.status is not None and slot.committed is not None and machine.request.kind is Kind.SLEEP:
                 self.budget.gave_back(
                     Place(slot.status.node, slot.status.device_id), slot.committed.freed_bytes
                 )
-        for node, before in kept_before.items():
-            self.budget.gave_back(Place(node), max(0, before - self.kept_bytes(node)))
+        for place, before in kept_before.items():
+            self.budget.gave_back(place, max(0, before - self._kept_at(place)))
 
     def _record_step(self, run: Run, step: Step) -> None:
         phases = run.operation.phases
@@ -275,15 +279,26 @@ class Execution:
             place, host = Place(slot.status.node, slot.status.device_id), Place(slot.status.node)
             spare = self._held.spare_bytes(run.request, slot.status)
             needs.append(Need(place, slot.plan.device_bytes, slot.status.device_free_bytes, spare))
-            needs.append(
-                Need(host, slot.plan.host_bytes, self._host_limit_bytes - self.kept_bytes(host.node))
-            )
+            free = self._host_limit(slot.status) - self.kept_bytes(host.node)
+            needs.append(Need(host, slot.plan.host_bytes, free))
+            needs.append(self._disk_need(slot.status, slot.plan.disk_bytes))
         return needs
 
-    def kept_bytes(self, node: str) -> int:
-        """Host bytes that all ranks of a node keep, as they last told."""
+    def _host_limit(self, status: RankStatus) -> int:
+        """As configured; else as the rank's own node has it, which may be another than the coordinator's."""
+        if self._config.node.host_bytes is None and status.host_limit_bytes:
+            return status.host_limit_bytes
+        return self._host_limit_bytes
+
+    def _disk_need(self, status: RankStatus, size_bytes: int) -> Need:
+        limit = self._config.node.disk_bytes
+        free = (UNLIMITED if limit is None else limit) - self.kept_bytes(status.node, "disk_bytes")
+        return Need(Place(status.node, disk=True), size_bytes, free)
+
+    def kept_bytes(self, node: str, where: str = "host_bytes") -> int:
+        """Host bytes, or disk_bytes, that all ranks of a node keep, as they last told."""
         return sum(
-            int(str(row.get("host_bytes", 0)))
+            int(str(row.get(where, 0)))
             for runtime in self._models.values()
             for status in runtime.statuses.values()
             if status.node == node
@@ -326,8 +341,10 @@ class _OwnSteps:
         return None
 
 
-def _nodes(machine: Machine) -> set[str]:
-    return {slot.status.node for slot in machine.slots if slot.status is not None}
+def _shared(machine: Machine) -> set[Place]:
+    """Host memory and disk of the nodes that the ranks are on."""
+    nodes = {slot.status.node for slot in machine.slots if slot.status is not None}
+    return {Place(node, disk=disk) for node in nodes for disk in (False, True)}
 
 
 def _without_contents(status: RankStatus) -> set[str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from torpor.actors.config import RankSpec
 from torpor.actors.engine.protocol import Engine
+from torpor.actors.limits import host_limit_bytes
 from torpor.actors.messages import (
     Admission,
     AdmissionReply,
@@ -62,6 +63,7 @@ class RankCore:
         self._spec = spec
         self._parts = parts or Parts()
         self._node = node
+        self._host_limit_bytes = host_limit_bytes(None)
         self._device: Device | None = None
         self._machinery: Machinery | None = None
         self._phases: Phases | None = None
@@ -251,6 +253,7 @@ class RankCore:
             device_id=self._device.id if self._device else "",
             device_free_bytes=free_bytes,
             device_total_bytes=total_bytes,
+            host_limit_bytes=self._host_limit_bytes,
             memory=tuple(machinery.memory()) if machinery else (),
             gate_open=leader is not None and reason is None,
             gate_reason=reason,

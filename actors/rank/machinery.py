@@ -78,6 +78,7 @@ class Machinery:
             "freed_bytes": plan.free_bytes,
             "kept_bytes": plan.keep_bytes,
             "host_bytes": plan.host_bytes,
+            "disk_bytes": plan.disk_bytes,
             "residual": residual_of(memory, request.tags),
             "modes": modes_of(plan),
         }

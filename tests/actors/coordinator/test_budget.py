@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from coordinator_rig import RANK_BYTES, SLEEP, WEIGHTS_BYTES, Rig, asking
 
-from torpor.actors.coordinator.budget import Budget, Need, Place, host_limit_bytes
+from torpor.actors.coordinator.budget import Budget, Need, Place
+from torpor.actors.limits import host_limit_bytes
 from torpor.actors.messages import Kind, OperationState, RejectCode, RestoreMode
 
 GPU, HOST = Place("node-0", "gpu-0"), Place("node-0")
