@@ -86,6 +86,11 @@ std::size_t bytes_of(std::span<const DiskMove> moves) noexcept {
 
 }  // namespace
 
+std::size_t disk_buffer_bytes(std::size_t size_bytes) noexcept {
+  const std::size_t whole_bytes = round_up(size_bytes, DiskFile::block_bytes);
+  return whole_bytes <= window_bytes ? whole_bytes : 2 * window_bytes;
+}
+
 std::size_t save_to_disk(Device& device, HostPool& pool, DiskFile& file, std::span<const DiskMove> moves,
                          Deadline deadline, const StopFlag* stop) {
   const std::vector<Window> windows = windows_of(moves);

@@ -241,18 +241,23 @@ StageReport Ledger::stage(const Plan& plan, std::chrono::duration<double> timeou
     const std::lock_guard<std::mutex> guard(state_);
     status_.operation = fresh.request.operation;
     status_.kind = fresh.request.kind;
+    status_.evicted = {};
   }
   try {
     device_->quiesce(context.deadline);  // nothing may run on what will be copied or unmapped (M5)
     stage_entries(fresh, context);
   } catch (...) {
     undo_.unwind();
+    note_evicted();
     entries_.clear();
     remember();
     throw;
   }
   set_phase(LedgerPhase::staged);
-  return {.seconds = seconds_since(start), .moved_bytes = context.moved_bytes, .digest = fresh.digest};
+  return {.seconds = seconds_since(start),
+          .moved_bytes = context.moved_bytes,
+          .digest = fresh.digest,
+          .evicted = note_evicted()};
 }
 
 // A wake goes over all participants twice, so that the machine's memory is there before the device's is
@@ -302,10 +307,12 @@ CommitReport Ledger::commit() {
     commit_entries();
   } catch (...) {
     report_.seconds += seconds_since(start);
+    report_.evicted = note_evicted();
     remember();
     throw;
   }
   report_.seconds += seconds_since(start);
+  report_.evicted = note_evicted();
   set_phase(LedgerPhase::committed);
   return report_;
 }
@@ -323,6 +330,18 @@ void Ledger::commit_entries() {
   }
   const std::size_t now_bytes = device_bytes(participants_);
   report_.freed_bytes = device_bytes_before_ - std::min(device_bytes_before_, now_bytes);
+}
+
+Evicted Ledger::note_evicted() {
+  Evicted all;
+  for (const Entry& entry : entries_) {
+    if (entry.item.action != Action::sleep) continue;
+    const Evicted one = entry.participant->evicted();
+    all.pages += one.pages;
+    all.prefix_tokens += one.prefix_tokens;
+  }
+  const std::lock_guard<std::mutex> guard(state_);
+  return status_.evicted = all;
 }
 
 void Ledger::publish() {

@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <set>
 
-#include "device/host_memory.hpp"
 #include "externals.hpp"
 #include "text.hpp"
 #include "torpor/errors.hpp"
@@ -100,25 +99,21 @@ std::vector<std::shared_ptr<Participant>> Ledger::chosen(const Request& request,
 
 Plan Ledger::make_plan(Request request) const {
   Plan plan;
-  if (request.overflow == Overflow::evict) {
-    plan.refusals.push_back(
-        {.code = "refused", .tag = "", .reason = "overflow 'evict' is not supported yet; use 'reject'"});
-  }
-  std::set<std::string> tags_to_move;
-  for (const auto& one : chosen(request, plan)) {
+  const auto those = chosen(request, plan);
+  for (const auto& one : those) {
     const auto asked = request.restore.find(one->tag());
     const RestoreMode mode = asked == request.restore.end() ? one->default_mode() : asked->second;
-    Item item = request.kind == Action::sleep ? one->plan_sleep(mode) : one->plan_wake();
-    if (!item.noop && !one->parked()) tags_to_move.insert(item.tag);
-    refuse_what_cannot_be(*one, item, request.verify, plan);
-    plan.refusals.insert(plan.refusals.end(), item.refusals.begin(), item.refusals.end());
-    plan.free_bytes += item.free_bytes;
-    plan.device_bytes += item.device_bytes;
-    plan.keep_bytes += item.keep_bytes;
-    plan.host_bytes += item.host_bytes;
-    plan.disk_bytes += item.disk_bytes;
-    plan.items.push_back(std::move(item));
+    plan.items.push_back(request.kind == Action::sleep ? one->plan_sleep(mode) : one->plan_wake());
   }
+  if (request.kind == Action::sleep && request.overflow == Overflow::evict) plan_evictions(those, plan);
+  std::set<std::string> tags_to_move;
+  for (std::size_t i = 0; i < those.size(); ++i) {
+    const Item& item = plan.items[i];
+    if (!item.noop && !those[i]->parked()) tags_to_move.insert(item.tag);
+    refuse_what_cannot_be(*those[i], item, request.verify, plan);
+    plan.refusals.insert(plan.refusals.end(), item.refusals.begin(), item.refusals.end());
+  }
+  total(plan);
   for (const std::string& tag : tags_to_move) {
     const std::vector<std::string> names = externals_->blocking(tag);
     if (names.empty()) continue;
@@ -129,10 +124,45 @@ Plan Ledger::make_plan(Request request) const {
                                        tag + "' out of the sleep"});
   }
   plan.request = std::move(request);
-  plan.host_bytes -= std::min(plan.host_bytes, host_pool_->idle_bytes());
   refuse_without_room(plan);
   plan.digest = digest_of(plan);
   return plan;
+}
+
+void Ledger::total(Plan& plan) const {
+  std::size_t buffer_bytes = 0;  // one after another: they are never there together
+  plan.free_bytes = plan.device_bytes = plan.keep_bytes = plan.host_bytes = plan.disk_bytes = 0;
+  plan.evicts = {};
+  for (const Item& item : plan.items) {
+    plan.free_bytes += item.free_bytes;
+    plan.device_bytes += item.device_bytes;
+    plan.keep_bytes += item.keep_bytes;
+    plan.host_bytes += item.host_bytes;
+    plan.disk_bytes += item.disk_bytes;
+    plan.evicts.pages += item.evicts.pages;
+    plan.evicts.prefix_tokens += item.evicts.prefix_tokens;
+    buffer_bytes = std::max(buffer_bytes, item.buffer_bytes);
+  }
+  plan.host_bytes += buffer_bytes;
+  plan.host_bytes -= std::min(plan.host_bytes, host_pool_->idle_bytes());
+}
+
+void Ledger::plan_evictions(const std::vector<std::shared_ptr<Participant>>& those, Plan& plan) const {
+  const std::size_t host_room_bytes = device_->free_host_bytes();
+  const std::size_t disk_room_bytes = disk_ ? disk_->free_bytes() : 0;
+  // What is left for one when all others have what they want.
+  const auto rest = [](std::size_t room_bytes, std::size_t all_bytes, std::size_t own_bytes) {
+    const std::size_t others_bytes = all_bytes - std::min(all_bytes, own_bytes);
+    return room_bytes - std::min(room_bytes, others_bytes);
+  };
+  for (std::size_t i = 0; i < those.size(); ++i) {
+    Item& item = plan.items[i];
+    if (item.noop || !preserves(item.mode)) continue;
+    total(plan);
+    item = those[i]->plan_sleep_within(
+        item.mode, {.host_bytes = rest(host_room_bytes, plan.host_bytes, item.host_bytes),
+                    .disk_bytes = rest(disk_room_bytes, plan.disk_bytes, item.disk_bytes)});
+  }
 }
 
 void Ledger::refuse_what_cannot_be(const Participant& one, const Item& item, bool verify, Plan& plan) const {
@@ -181,7 +211,7 @@ void Ledger::refuse_without_room(Plan& plan) const {
     }
   }
   if (plan.host_bytes > 0) {
-    const std::size_t free_bytes = available_host_bytes();
+    const std::size_t free_bytes = device_->free_host_bytes();
     if (plan.host_bytes > free_bytes) {
       plan.refusals.push_back({.code = "host_memory",
                                .tag = "",

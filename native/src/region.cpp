@@ -95,6 +95,7 @@ Item Region::plan_sleep(RestoreMode mode) const {
     item.keep_bytes = spec_.size_bytes;
     if (mode == RestoreMode::disk) {
       item.disk_bytes = round_up(spec_.size_bytes, DiskFile::block_bytes);
+      item.buffer_bytes = disk_buffer_bytes(spec_.size_bytes);
     } else {
       item.host_bytes = spec_.size_bytes;
     }
@@ -109,6 +110,7 @@ Item Region::plan_wake() const {
   if (item.noop || spec_.preserve_always) return item;
   item.device_bytes = mapped_bytes_;
   item.keep_bytes = preserves(mode_) ? spec_.size_bytes : 0;
+  if (mode_ == RestoreMode::disk) item.buffer_bytes = disk_buffer_bytes(spec_.size_bytes);
   return item;
 }
 

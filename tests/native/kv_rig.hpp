@@ -57,6 +57,9 @@ class ScarceDevice final : public torpor::Device {
   std::size_t chunk_bytes() const noexcept override { return inner_->granularity_bytes(); }
   bool can_pin() const noexcept override { return inner_->can_pin(); }
   torpor::MemoryInfo memory_info() override { return inner_->memory_info(); }
+  std::size_t free_host_bytes() const override {
+    return std::min<std::size_t>(host_free_bytes, inner_->free_host_bytes());
+  }
   Address reserve_range(std::size_t size) override { return inner_->reserve_range(size); }
   void unreserve_range(Address base, std::size_t size) noexcept override {
     inner_->unreserve_range(base, size);

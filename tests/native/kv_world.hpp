@@ -16,7 +16,7 @@ struct World {
 
 inline World mixed_world(std::size_t kept_host_bytes = 0) {
   World world;
-  world.rig = std::make_shared<Rig>(Options{.host_slots = 4, .seed = 9, .pool_bytes = kept_host_bytes});
+  world.rig = std::make_shared<Rig>(Options{.host_slots = 12, .seed = 9, .pool_bytes = kept_host_bytes});
   Rig& rig = *world.rig;
   world.suspended = rig.started("s", tokens_from(0, 14));  // 4 pages
   world.suspended.handle->suspend();

@@ -205,6 +205,9 @@ class KvMachine(RuleBasedStateMachine):
     def sleep(self, mode: str, end: str) -> None:
         keeps = mode in ("cpu", "pinned")
         plan = self.ledger.preflight("sleep", "op", restore={"kv_cache": mode})
+        if plan.refusals:  # more is live than the host tier has room for
+            assert keeps and plan.refusals[0]["code"] == "host_memory"
+            return
         live = sum(page.on_gpu for page in self.model.order)
         assert plan.keep_bytes == (live * PAGE_BYTES if keeps and self.mode is None else 0)
         self.ledger.stage(plan, STAGE_TIMEOUT_S)

@@ -126,17 +126,6 @@ CASE("a sequence that went through a discard goes on, and its blocks never becom
   CHECK(rig.kv->probe("a", known("a")) == 8);
 }
 
-CASE("sleep without room in the host tier takes temporary host memory, and gives it back after wake") {
-  World world = mixed_world();
-  Rig& rig = *world.rig;
-  const std::size_t before = rig.stats().host_bytes;
-  rig.sleep(RestoreMode::pinned);  // 8 pages, 2 free places under the ceiling
-  CHECK(rig.stats().host_bytes > before);
-  rig.wake();
-  CHECK(rig.stats().host_bytes == before);
-  contents_are_whole(world);
-}
-
 CASE("sleep of a sleeping cache: weaker lets go of what was kept, stronger keeps what is in force (C1)") {
   World world = mixed_world();
   Rig& rig = *world.rig;
@@ -243,7 +232,7 @@ CASE("a sequence closed between stage and commit of a wake leaves its prefix") {
 }
 
 CASE("fifty cycles in changing modes leave device and host memory where they were (M2, F17, F18)") {
-  Rig rig({.host_slots = 4, .seed = 21});
+  Rig rig({.host_slots = 12, .seed = 21});
   const std::size_t before = rig.free_bytes();
   const std::size_t host_before = rig.scarce->host_free_bytes;
   const std::vector<RestoreMode> modes{RestoreMode::pinned, RestoreMode::none, RestoreMode::cpu,

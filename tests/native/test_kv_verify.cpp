@@ -81,11 +81,12 @@ struct Place {
   const char* tier;  // that the message names
   RestoreMode mode;
   std::function<void(Rig&)> spoil;
+  std::size_t host_slots = 4;  // full already: a sleep goes on to the disk
 };
 
 const std::vector<Place> places{
-    {"gpu", RestoreMode::pinned, [](Rig& rig) { flip(rig.scarce->copied_out.front()); }},
-    {"cold_gpu", RestoreMode::pinned, [](Rig& rig) { flip(rig.scarce->copied_out.back()); }},
+    {"gpu", RestoreMode::pinned, [](Rig& rig) { flip(rig.scarce->copied_out.front()); }, 28},
+    {"cold_gpu", RestoreMode::pinned, [](Rig& rig) { flip(rig.scarce->copied_out.back()); }, 28},
     {"gpu", RestoreMode::disk, [](Rig& rig) { rig.disk->flip_byte(rig.disk->written.front()); }},
     {"cold_gpu", RestoreMode::disk, [](Rig& rig) { rig.disk->flip_byte(rig.disk->written.back()); }},
     {"host", RestoreMode::pinned, [](Rig& rig) { flip(rig.scarce->last_summed.at(0).at); }},
@@ -96,7 +97,8 @@ const std::vector<Place> places{
 
 CASE("a flipped byte in any tier fails the wake before anything opens; put right, all is whole (K13)") {
   for (const Place& place : places) {
-    Trio world = three_suspended({.host_slots = 4, .seed = 5, .disk_slots = 24, .cold_gpu_slots = 8});
+    Trio world =
+        three_suspended({.host_slots = place.host_slots, .seed = 5, .disk_slots = 24, .cold_gpu_slots = 8});
     Rig& rig = *world.rig;
     const auto tiers = pages_by_tier(rig);
     rig.scarce->copied_out.clear();

@@ -16,14 +16,6 @@ CASE("unknown tags and modes are refused by name, and nothing is touched") {
   CHECK(rig.faulty->calls() > 0 && !rig.regions[0]->parked());
 }
 
-CASE("what is not supported yet is refused, not ignored") {
-  Rig rig;
-  (void)rig.region("weights", grain);
-  Request request{.kind = Action::sleep, .operation = "op", .tags = {}, .restore = {}};
-  request.overflow = Overflow::evict;
-  CHECK(rig.ledger->preflight(request).refusals.front().code == "refused");
-}
-
 CASE("two participants of one tag need names of their own") {
   Rig rig;
   (void)rig.region("weights", grain);

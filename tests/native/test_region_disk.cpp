@@ -15,7 +15,7 @@ CASE("a region's bytes come back from the disk to the same address, and no host 
   const auto region = rig.region("weights", 2 * chunk + 5);
   const Address address = region->address();
   const Plan plan = rig.plan(Action::sleep, to_disk);
-  CHECK(plan.disk_bytes == 2 * chunk + DiskFile::block_bytes && plan.host_bytes == 0);
+  CHECK(plan.disk_bytes == 2 * chunk + DiskFile::block_bytes && plan.items[0].host_bytes == 0);
   CHECK(plan.keep_bytes == 2 * chunk + 5);
   CHECK(rig.stage(Action::sleep, to_disk).moved_bytes == 2 * chunk + 5);
   CHECK(rig.finish().freed_bytes == 2 * chunk + grain);

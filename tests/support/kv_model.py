@@ -102,19 +102,20 @@ class Model:
         return known * BLOCK
 
     def make_room(self, wanted: int, own: list[ModelPage]) -> bool:
+        leaving = sum(page.has_bytes and not page.on_gpu for page in own)  # their places are room already
         while wanted > self.free_slots:
             missing = wanted - self.free_slots
             reusable = self.having("droppable", True)[:missing]
             held = [page for page in self.having("held", True) if page not in own]
             moving = held[: missing - len(reusable)]
             old = self.having("droppable", False)
-            room = self.host_room + len(old)
+            room = self.host_room + leaving + len(old)
             if wanted > self.slots or len(reusable) + len(moving) < missing or len(moving) > room:
                 return False
             kept = min(len(reusable), room - len(moving))
             dropped, moving = reusable[: len(reusable) - kept], reusable[len(reusable) - kept :] + moving
-            if len(moving) > self.host_room:
-                for _ in range(len(moving) - self.host_room):
+            if len(moving) > self.host_room + leaving:
+                for _ in range(len(moving) - self.host_room - leaving):
                     if rest := self.having("droppable", False):
                         self.drop(rest[0])
                 continue

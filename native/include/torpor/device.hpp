@@ -82,6 +82,8 @@ class Device : public std::enable_shared_from_this<Device> {
   // "loaded", or why a GPU's copies and checksums go without kernels of our own.
   [[nodiscard]] virtual std::string kernels() const { return "not a GPU"; }
   [[nodiscard]] virtual MemoryInfo memory_info() = 0;
+  // What create_host could still commit: by the machine and by the cgroups of this process.
+  [[nodiscard]] virtual std::size_t free_host_bytes() const;
 
   // --- primitives; sizes and offsets are multiples of granularity_bytes() ---
   [[nodiscard]] virtual Address reserve_range(std::size_t size_bytes) = 0;

@@ -94,6 +94,8 @@ struct DiskMove {
 // Both go through two aligned pinned buffers of the pool: the device fills (empties) one while the disk works
 // on the other. They return the bytes moved, without padding. On a throw (OutOfDisk, OutOfHostMemory,
 // DeviceError, DeviceBusy, Stopped) nothing is in flight any more.
+// Host memory for those two, for so many bytes in a row.
+[[nodiscard]] std::size_t disk_buffer_bytes(std::size_t size_bytes) noexcept;
 std::size_t save_to_disk(Device& device, HostPool& pool, DiskFile& file, std::span<const DiskMove> moves,
                          Deadline deadline, const StopFlag* stop);
 std::size_t load_from_disk(Device& device, HostPool& pool, DiskFile& file, std::span<const DiskMove> moves,

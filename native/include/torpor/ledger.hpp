@@ -31,12 +31,14 @@ struct StageReport {
   double seconds = 0;
   std::size_t moved_bytes = 0;
   std::string digest;  // of what was really staged: a drain may have changed it since preflight
+  Evicted evicted;     // already: what stays dropped when this stage is taken back
 };
 
 struct CommitReport {
   std::size_t freed_bytes = 0;   // given back to the driver since the commit began
   std::size_t device_bytes = 0;  // taken from the driver by a wake
   double seconds = 0;            // of all calls of commit together
+  Evicted evicted;               // since the stage began
 };
 
 struct LedgerStatus {
@@ -45,6 +47,7 @@ struct LedgerStatus {
   std::optional<Action> kind;
   bool mutated = false;  // the first irreversible call was begun, and publish has not come
   std::vector<std::string> parked_tags;
+  Evicted evicted;  // by `operation` up to now, also when its stage failed or was taken back (K9)
 };
 
 // Something outside that remembers addresses or slots. It stays registered until close(), also when the
@@ -129,10 +132,15 @@ class Ledger final {
   void set_phase(LedgerPhase phase);
   [[nodiscard]] Plan make_plan(Request request) const;
   [[nodiscard]] std::vector<std::shared_ptr<Participant>> chosen(const Request& request, Plan& plan) const;
+  // Overflow evict: plans again those items that may drop something for room.
+  void plan_evictions(const std::vector<std::shared_ptr<Participant>>& those, Plan& plan) const;
+  void total(Plan& plan) const;
   void refuse_what_cannot_be(const Participant& one, const Item& item, bool verify, Plan& plan) const;
   void refuse_without_room(Plan& plan) const;
   void stage_entries(const Plan& plan, StageContext& context);
   void commit_entries();
+  // Adds up what the participants of this operation have dropped, and shows it in the status.
+  Evicted note_evicted();
 
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<HostPool> host_pool_;

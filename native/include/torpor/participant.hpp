@@ -13,6 +13,7 @@
 //   publish  drops what a wake no longer needs (saved copies).
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -41,6 +42,18 @@ struct Refusal {
   std::size_t free_bytes = 0;
 };
 
+// What a participant may newly commit for what it saves.
+struct SaveRoom {
+  std::size_t host_bytes = SIZE_MAX;
+  std::size_t disk_bytes = SIZE_MAX;
+};
+
+// What a sleep drops, or has dropped, since not everything fits (K9).
+struct Evicted {
+  std::size_t pages = 0;
+  std::size_t prefix_tokens = 0;  // that were findable before
+};
+
 // What one participant will do. Bytes are what really moves to or from the driver.
 struct Item {
   std::string tag;
@@ -53,8 +66,11 @@ struct Item {
   std::size_t keep_bytes = 0;    // sleep: live bytes copied to the host; wake: bytes copied back
   std::size_t host_bytes = 0;    // host memory to be newly committed
   std::size_t disk_bytes = 0;    // room on the disk to be newly taken
+  std::size_t buffer_bytes = 0;  // host memory that a move passes through, given back at its end
   std::string digest;            // logical content only (page counts, sequences), equal on all ranks
   std::vector<Refusal> refusals;
+  std::optional<SaveRoom> evicts_within;  // sleep: what does not fit in here is dropped
+  Evicted evicts;                         // what that is
 };
 
 // Objects whose destructors put things back, last one first. dismiss() forgets them: the change stands.
@@ -155,7 +171,13 @@ class Participant {
   [[nodiscard]] virtual bool can_verify(Action) const noexcept { return false; }
 
   [[nodiscard]] virtual Item plan_sleep(RestoreMode mode) const = 0;
+  // With overflow evict: it drops what it may until the rest fits in there.
+  [[nodiscard]] virtual Item plan_sleep_within(RestoreMode mode, const SaveRoom&) const {
+    return plan_sleep(mode);
+  }
   [[nodiscard]] virtual Item plan_wake() const = 0;
+  // Dropped by the last sleep that was staged here, up to now.
+  [[nodiscard]] virtual Evicted evicted() const noexcept { return {}; }
   virtual void stage_sleep(const Item& item, UndoStack& undo, StageContext& context) = 0;
   // Before stage_wake of any participant: what a wake needs besides device memory (host memory, room on a
   // disk), and checks of what rests there.

@@ -19,7 +19,7 @@ struct Request {
   std::optional<std::vector<std::string>> tags;  // none: all
   std::map<std::string, RestoreMode> restore;    // by tag; missing: the participant's default. Sleeps only
   bool verify = false;                           // checksums of all that is preserved (K13)
-  Overflow overflow = Overflow::reject;          // evict is refused: nothing here chooses what to drop yet
+  Overflow overflow = Overflow::reject;          // of a sleep that does not fit: refuse, or drop (K9)
 };
 
 struct Plan {
@@ -30,8 +30,9 @@ struct Plan {
   std::size_t free_bytes = 0;     // sums over the items
   std::size_t device_bytes = 0;
   std::size_t keep_bytes = 0;
-  std::size_t host_bytes = 0;  // less what the host pool holds idle
+  std::size_t host_bytes = 0;  // with the largest buffer, less what the host pool holds idle
   std::size_t disk_bytes = 0;
+  Evicted evicts;
 };
 
 [[nodiscard]] const char* to_string(Action action) noexcept;

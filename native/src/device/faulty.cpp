@@ -28,6 +28,7 @@ class Faulty final : public FaultyDevice {
   bool can_pin() const noexcept override { return inner_->can_pin(); }
   std::string kernels() const override { return inner_->kernels(); }
   MemoryInfo memory_info() override { return inner_->memory_info(); }
+  std::size_t free_host_bytes() const override { return inner_->free_host_bytes(); }
 
   Address reserve_range(std::size_t size_bytes) override {
     count("reserve_range", size_bytes);

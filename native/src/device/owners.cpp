@@ -1,11 +1,16 @@
-// The move-only owners over a device's primitives.
+// The move-only owners over a device's primitives, and what all devices have in common.
 #include <utility>
 
+#include "device/host_memory.hpp"
 #include "text.hpp"
 #include "torpor/device.hpp"
 #include "torpor/errors.hpp"
 
 namespace torpor {
+
+std::size_t Device::free_host_bytes() const {
+  return available_host_bytes();
+}
 
 Reservation::Reservation(std::shared_ptr<Device> device, std::size_t size_bytes)
     : device_(std::move(device)), base_(device_->reserve_range(size_bytes)), size_bytes_(size_bytes) {}

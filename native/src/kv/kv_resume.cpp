@@ -88,10 +88,10 @@ bool KvManager::gather(const std::vector<Arrivals>& arrivals) {
   const kv::Limits limits = call_limits();
   const auto wanted = [&](std::size_t group) { return arrivals[group].away.size() + arrivals[group].fresh; };
   for (std::size_t group = 0; group < caches_.size(); ++group) {
-    if (!caches_[group].could_make_room(wanted(group))) return false;
+    if (!caches_[group].could_make_room(wanted(group), arrivals[group].away)) return false;
   }
   for (std::size_t group = 0; group < caches_.size(); ++group) {
-    if (!caches_[group].make_room(wanted(group), limits)) return false;
+    if (!caches_[group].make_room(wanted(group), limits, arrivals[group].away)) return false;
   }
   for (std::size_t group = 0; group < caches_.size(); ++group) {
     caches_[group].bring_in(arrivals[group].away, limits);

@@ -59,6 +59,15 @@ Item KvManager::item_of(Action action, RestoreMode mode) const {
 
 Item KvManager::plan_sleep(RestoreMode mode) const {
   const std::lock_guard guard(mutex_);
+  return sleep_item(mode, std::nullopt);
+}
+
+Item KvManager::plan_sleep_within(RestoreMode mode, const SaveRoom& room) const {
+  const std::lock_guard guard(mutex_);
+  return sleep_item(mode, room);
+}
+
+Item KvManager::sleep_item(RestoreMode mode, const std::optional<SaveRoom>& evicts_within) const {
   if (parked_) {
     // Only what was kept can be let go; nothing that is gone comes back (C1).
     const bool drops = preserves(mode_) && !preserves(mode);
@@ -67,14 +76,11 @@ Item KvManager::plan_sleep(RestoreMode mode) const {
     return item;
   }
   Item item = item_of(Action::sleep, mode);
-  for (const PageCache& cache : caches_) {
-    item.free_bytes += cache.mapped_bytes();
-    if (!preserves(mode)) continue;
-    const ColdStore* const store = cache.store(tier_of(mode));
-    const std::size_t bytes = store != nullptr ? store->bytes_to_commit(cache.pages_to_save()) : 0;
-    (tier_of(mode) == Tier::disk ? item.disk_bytes : item.host_bytes) += bytes;
-  }
-  if (preserves(mode)) item.keep_bytes = bytes_to_save();
+  for (const PageCache& cache : caches_) item.free_bytes += cache.mapped_bytes();
+  if (!preserves(mode) || !supports(mode)) return item;
+  const Tier to = tier_of(mode);
+  item.evicts_within = evicts_within;
+  add_saving(item, to, evicts_within ? choose_drops(to, *evicts_within) : Drops(spec_.layout));
   return item;
 }
 
@@ -84,27 +90,31 @@ std::size_t KvManager::saved_bytes() const noexcept {
   return bytes;
 }
 
-std::size_t KvManager::bytes_to_save() const noexcept {
-  std::size_t bytes = 0;
-  for (const PageCache& cache : caches_) bytes += cache.pages_to_save() * cache.mover().cold_bytes();
-  return bytes;
-}
-
 bool KvManager::can_verify(Action action) const noexcept {
   const std::lock_guard guard(mutex_);
   return action == Action::sleep || sums_.recorded();
+}
+
+Evicted KvManager::evicted() const noexcept {
+  const std::lock_guard guard(mutex_);
+  return evicted_;
 }
 
 void KvManager::stage_sleep(const Item& item, UndoStack& undo, StageContext& context) {
   std::vector<std::vector<Move>> moves(caches_.size());
   {
     const std::lock_guard guard(mutex_);
+    evicted_ = {};
     require_settled("sleep");
     undo.push([this]() noexcept { undo_sleep(); });
     stage_ = Stage::sleep;
     staged_mode_ = item.mode;
-    for (std::size_t group = 0; group < caches_.size(); ++group) {
-      if (!parked_ && preserves(item.mode)) moves[group] = caches_[group].plan_save(tier_of(item.mode));
+    if (!parked_ && preserves(item.mode)) {
+      // The same choice as the plan's: nothing has moved since.
+      if (item.evicts_within) drops_.emplace(choose_drops(tier_of(item.mode), *item.evicts_within));
+      for (std::size_t group = 0; group < caches_.size(); ++group) {
+        moves[group] = plan_save(group, tier_of(item.mode));
+      }
     }
   }
   const Limits limits{context.deadline, context.stop};
@@ -127,6 +137,7 @@ void KvManager::undo_sleep() noexcept {
     if (!parked_) cache.drop_saved();
   }
   if (!parked_) sums_.clear();
+  drops_.reset();
   stage_ = Stage::none;
   close_pending();
 }
@@ -139,6 +150,7 @@ std::size_t KvManager::commit_sleep() {
     close_pending();
     clear_tables();
     if (!preserves(staged_mode_)) lose_contents();
+    evict_chosen();
     for (PageCache& cache : caches_) cache.leave_slots();
   }
   std::size_t freed_bytes = 0;

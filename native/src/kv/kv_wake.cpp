@@ -17,11 +17,14 @@ Item KvManager::plan_wake() const {
   item.noop = !parked_;
   if (item.noop) return item;
   for (const PageCache& cache : caches_) item.device_bytes += cache.device_bytes();
-  if (preserves(mode_)) {
-    item.keep_bytes = saved_bytes();
-    return item;
-  }
+  const bool kept = preserves(mode_);
+  if (kept) item.keep_bytes = saved_bytes();
   for (const PageCache& cache : caches_) {
+    for (const Tier tier : {Tier::host, Tier::disk}) {
+      const std::size_t pages = kept ? cache.saved_pages(tier) : cache.pages_in(tier);
+      item.buffer_bytes = std::max(item.buffer_bytes, cache.buffer_bytes(tier, pages));
+    }
+    if (kept) continue;
     item.host_bytes += cache.bytes_to_remake(Tier::host);
     item.disk_bytes += cache.bytes_to_remake(Tier::disk);
   }

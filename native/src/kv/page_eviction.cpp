@@ -16,11 +16,15 @@ std::vector<Page*> take_last(std::vector<Page*>& from, std::size_t count) {
 
 }  // namespace
 
-PageCache::Rooms PageCache::rooms() const noexcept {
+PageCache::Rooms PageCache::rooms(std::span<Page* const> arriving) const noexcept {
   Rooms found{};
   for (const Tier tier : cold_tiers) {
     const ColdStore* const there = store(tier);
     if (there != nullptr && there->ceiling_places() > 0) found[index(tier)] = {there->room(), true};
+  }
+  for (const Page* page : arriving) {
+    Room& room = found[index(page->tier)];
+    if (page->place && room.displaces) ++room.places;
   }
   return found;
 }

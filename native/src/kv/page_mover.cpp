@@ -28,12 +28,10 @@ class PageMover::Buffer final {
  public:
   Buffer(PageMover& mover, std::size_t pages)
       : pool_(*mover.pool_),
-        cold_stride_(round_up(mover.cold_bytes_, DiskFile::block_bytes)),
-        page_stride_(mover.codec_->identity() ? 0 : round_up(mover.page_bytes_, DiskFile::block_bytes)),
-        pages_(std::min(pages,
-                        std::max<std::size_t>(
-                            1, window_limit_bytes / std::max<std::size_t>(1, cold_stride_ + page_stride_)))),
-        memory_(pool_.acquire(pages_ * (cold_stride_ + page_stride_), true)) {}
+        cold_stride_(mover.cold_stride()),
+        page_stride_(mover.page_stride()),
+        pages_(mover.window_pages(pages)),
+        memory_(pool_.acquire(mover.buffer_bytes(pages), true)) {}
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   Buffer(Buffer&&) = delete;
@@ -65,6 +63,23 @@ PageMover::PageMover(std::shared_ptr<Device> device, std::shared_ptr<HostPool> p
       codec_(std::move(codec)),
       page_bytes_(page_bytes),
       cold_bytes_(codec_->cold_bytes(page_bytes)) {}
+
+std::size_t PageMover::cold_stride() const noexcept {
+  return round_up(cold_bytes_, DiskFile::block_bytes);
+}
+
+std::size_t PageMover::page_stride() const noexcept {
+  return codec_->identity() ? 0 : round_up(page_bytes_, DiskFile::block_bytes);
+}
+
+std::size_t PageMover::window_pages(std::size_t pages) const noexcept {
+  const std::size_t stride = std::max<std::size_t>(1, cold_stride() + page_stride());
+  return std::min(pages, std::max<std::size_t>(1, window_limit_bytes / stride));
+}
+
+std::size_t PageMover::buffer_bytes(std::size_t pages) const noexcept {
+  return window_pages(pages) * (cold_stride() + page_stride());
+}
 
 // No buffer: device memory at one end, no disk at the other, and the same form at both.
 bool PageMover::straight(const Move& move) const noexcept {

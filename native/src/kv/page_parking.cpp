@@ -18,8 +18,13 @@ std::size_t PageCache::pages_to_save() const noexcept {
 }
 
 std::size_t PageCache::saved_pages() const noexcept {
-  return static_cast<std::size_t>(std::ranges::count_if(
-      pages_.all(), [](const Page& page) { return is_on_gpu(page) && static_cast<bool>(page.saved); }));
+  return saved_pages(Tier::host) + saved_pages(Tier::disk);
+}
+
+std::size_t PageCache::saved_pages(Tier tier) const noexcept {
+  return static_cast<std::size_t>(std::ranges::count_if(pages_.all(), [tier](const Page& page) {
+    return is_on_gpu(page) && page.saved && page.saved.tier == tier;
+  }));
 }
 
 std::vector<Page*> PageCache::pages_leaving_gpu() {
@@ -31,34 +36,49 @@ std::vector<Page*> PageCache::pages_leaving_gpu() {
   return found;
 }
 
-std::vector<Page*> PageCache::first_to_evict(std::size_t limit) const {
+std::size_t PageCache::save_room(Tier to) const noexcept {
+  const ColdStore* const there = store(to);
+  if (there == nullptr) return 0;
+  return there->ceiling_places() > 0 ? there->room() : SIZE_MAX;
+}
+
+std::vector<Page*> PageCache::first_to_evict(Tier tier) const {
   std::vector<Page*> found;
-  // The colder tier first: what fell there is older.
-  for (const Tier tier : {Tier::cold_gpu, Tier::gpu}) {
-    const EvictionQueue& queue = droppable(tier);
-    for (Page* page = queue.first(); page != nullptr && found.size() < limit; page = queue.after(*page)) {
-      found.push_back(page);
-    }
-  }
+  const EvictionQueue& queue = droppable(tier);
+  for (Page* page = queue.first(); page != nullptr; page = queue.after(*page)) found.push_back(page);
   return found;
 }
 
-std::vector<Move> PageCache::plan_save(Tier to, std::span<Page* const> without) {
+std::size_t PageCache::buffer_bytes(Tier saved, std::size_t pages) const noexcept {
+  if (pages == 0 || (saved == Tier::host && mover_.codec().identity())) return 0;
+  return mover_.buffer_bytes(pages);
+}
+
+std::vector<Move> PageCache::plan_save(Tier to, std::size_t spilled, std::span<Page* const> without) {
   std::vector<Page*> pages = pages_leaving_gpu();
   std::vector<Page*> left_out(without.begin(), without.end());
   std::ranges::sort(left_out);
   std::erase_if(
       pages, [&](const Page* page) { return page->scratch || std::ranges::binary_search(left_out, page); });
+  const auto first_in_host = pages.begin() + static_cast<std::ptrdiff_t>(spilled);
+  if (spilled > 0) std::ranges::nth_element(pages, first_in_host, {}, &Page::status);
   // Neighbours get neighbouring places: fewer, larger copies.
-  std::ranges::sort(pages, {}, [this](const Page* page) {
+  const auto lies_at = [this](const Page* page) {
     return page->tier == Tier::gpu ? end_at(page->slot).at : end_at(page->place).at;
-  });
+  };
+  std::sort(pages.begin(), first_in_host, [&](Page* a, Page* b) { return lies_at(a) < lies_at(b); });
+  std::sort(first_in_host, pages.end(), [&](Page* a, Page* b) { return lies_at(a) < lies_at(b); });
   std::vector<Move> moves;
   moves.reserve(pages.size());
-  ColdStore& there = *store(to);
-  there.ensure(pages.size());
+  if (spilled > 0) store(Tier::disk)->ensure(spilled);
+  try {
+    store(to)->ensure(pages.size() - spilled);
+  } catch (...) {
+    trim();
+    throw;
+  }
   for (Page* page : pages) {
-    page->saved = there.take();
+    page->saved = store(moves.size() < spilled ? Tier::disk : to)->take();
     const PageEnd from = page->tier == Tier::gpu ? end_at(page->slot) : end_at(page->place);
     moves.push_back({page, from, end_at(page->saved)});
   }

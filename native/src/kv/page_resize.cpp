@@ -43,7 +43,7 @@ std::unique_ptr<PageCache::Clearing> PageCache::stage_clearing(std::size_t slots
 }
 
 std::optional<PageCache::Eviction> PageCache::plan_clearing(std::size_t slots) {
-  Rooms room = rooms();
+  Rooms room = rooms({});
   // Its places are fixed: one would have to be empty before another page takes it.
   room[index(Tier::cold_gpu)].displaces = false;
   for (;;) {
@@ -51,7 +51,7 @@ std::optional<PageCache::Eviction> PageCache::plan_clearing(std::size_t slots) {
     if (!leaving) return std::nullopt;
     const auto scarce = ensure_places(leaving->falls);
     if (!scarce) return leaving;
-    room[index(*scarce)] = committed_room(*scarce);
+    room[index(*scarce)] = committed_room(*scarce, room[index(*scarce)]);
   }
 }
 

@@ -8,14 +8,14 @@
 
 namespace torpor::kv {
 
-bool PageCache::could_make_room(std::size_t n) const {
-  return n <= gpu_.free_slots() || plan_eviction(n, rooms()).has_value();
+bool PageCache::could_make_room(std::size_t n, std::span<Page* const> arriving) const {
+  return n <= gpu_.free_slots() || plan_eviction(n, rooms(arriving)).has_value();
 }
 
-bool PageCache::make_room(std::size_t n, const Limits& limits) {
+bool PageCache::make_room(std::size_t n, const Limits& limits, std::span<Page* const> arriving) {
   if (n <= gpu_.free_slots()) return true;
   bool done = false;
-  past_refusals([&] { done = evict_for(n, limits); });
+  past_refusals([&] { done = evict_for(n, limits, arriving); });
   return done;
 }
 
@@ -44,8 +44,8 @@ void PageCache::past_refusals(const std::function<void()>& attempt) {
   forgive();
 }
 
-bool PageCache::evict_for(std::size_t n, const Limits& limits) {
-  for (Rooms room = rooms();;) {
+bool PageCache::evict_for(std::size_t n, const Limits& limits, std::span<Page* const> arriving) {
+  for (Rooms room = rooms(arriving);;) {
     auto plan = plan_eviction(n, room);
     if (!plan) return false;
     // The cold tier on the GPU cannot take a page before another has left it.
@@ -56,16 +56,38 @@ bool PageCache::evict_for(std::size_t n, const Limits& limits) {
       std::erase_if(plan->falls, [](const Fall& one) { return one.page->tier == Tier::gpu; });
       std::erase_if(plan->drops, [](const Page* page) { return page->tier == Tier::gpu; });
     }
+    if (crowds_cold_gpu(*plan)) {
+      // What arrives from there has to leave before its places can be used.
+      if (!step_aside(arriving, limits)) return false;
+      room = rooms(arriving);
+      continue;
+    }
     if (const auto scarce = ensure_places(plan->falls)) {
-      room[index(*scarce)] = committed_room(*scarce);
+      room[index(*scarce)] = committed_room(*scarce, room[index(*scarce)]);
       continue;
     }
     fall(plan->falls, limits);
     drop_all(plan->drops);
     trim();
     if (!in_two_steps) return true;
-    room = rooms();
+    room = rooms(arriving);
   }
+}
+
+bool PageCache::crowds_cold_gpu(const Eviction& plan) const noexcept {
+  if (!cold_gpu_) return false;
+  return static_cast<std::size_t>(std::ranges::count(plan.falls, Tier::cold_gpu, &Fall::to)) >
+         cold_gpu_->room();
+}
+
+bool PageCache::step_aside(std::span<Page* const> arriving, const Limits& limits) {
+  std::vector<Fall> falls;
+  for (Page* page : arriving) {
+    if (page->tier == Tier::cold_gpu && page->place) falls.push_back({page, Tier::host});
+  }
+  if (falls.empty() || ensure_places(falls)) return false;
+  fall(falls, limits);
+  return true;
 }
 
 std::optional<Tier> PageCache::ensure_places(std::span<const Fall> falls) {
@@ -82,9 +104,8 @@ std::optional<Tier> PageCache::ensure_places(std::span<const Fall> falls) {
   return std::nullopt;
 }
 
-PageCache::Room PageCache::committed_room(Tier tier) const noexcept {
-  const ColdStore& there = *store(tier);
-  return {std::min(there.committed_free(), there.room()), false};
+PageCache::Room PageCache::committed_room(Tier tier, const Room& wanted) const noexcept {
+  return {std::min(store(tier)->committed_free(), wanted.places), false};
 }
 
 std::vector<Place> PageCache::copy_down(std::span<const Fall> falls, const Limits& limits) {

@@ -21,6 +21,7 @@
 
 #include "torpor/host_pool.hpp"
 #include "torpor/kv/arrivals.hpp"
+#include "torpor/kv/drops.hpp"
 #include "torpor/kv/events.hpp"
 #include "torpor/kv/layout.hpp"
 #include "torpor/kv/page_cache.hpp"
@@ -137,7 +138,9 @@ class KvManager final : public Participant,
   }
   [[nodiscard]] Usage usage() const override;
   [[nodiscard]] Item plan_sleep(RestoreMode mode) const override;
+  [[nodiscard]] Item plan_sleep_within(RestoreMode mode, const SaveRoom& room) const override;
   [[nodiscard]] Item plan_wake() const override;
+  [[nodiscard]] Evicted evicted() const noexcept override;
   [[nodiscard]] bool can_verify(Action action) const noexcept override;
   void stage_sleep(const Item& item, UndoStack& undo, StageContext& context) override;
   void prepare_wake(const Item& item, UndoStack& undo, StageContext& context) override;
@@ -218,7 +221,7 @@ class KvManager final : public Participant,
   void clear_tables() noexcept;
   void close_pending() noexcept;
   void trim() noexcept;
-  [[nodiscard]] std::size_t bytes_to_save() const noexcept;
+  [[nodiscard]] Item sleep_item(RestoreMode mode, const std::optional<SaveRoom>& evicts_within) const;
   [[nodiscard]] std::size_t saved_bytes() const noexcept;
   // The ceilings of this pool group: its share of the whole.
   [[nodiscard]] CacheLimits limits_of(std::size_t group, std::size_t gpu_bytes, std::size_t groups) const;
@@ -228,6 +231,26 @@ class KvManager final : public Participant,
   void publish_wake() noexcept;
   void undo_sleep() noexcept;
   void undo_wake() noexcept;
+
+  // --- kv_overflow.cpp; the lock is held ---
+  struct Saving {
+    std::size_t host = 0;  // places
+    std::size_t disk = 0;
+    std::size_t homeless = 0;  // pages that find none
+  };
+  struct Excess {
+    std::size_t group;
+    Tier tier;
+  };
+  [[nodiscard]] Saving saving(std::size_t group, Tier to, const Drops& drops) const noexcept;
+  [[nodiscard]] SaveRoom to_commit(Tier to, const Drops& drops) const noexcept;
+  [[nodiscard]] std::optional<Excess> excess(Tier to, const Drops& drops, const SaveRoom& room) const;
+  [[nodiscard]] Drops choose_drops(Tier to, const SaveRoom& room) const;
+  [[nodiscard]] std::optional<Refusal> refuse_without_room(Tier to, const Drops& drops, bool evicts) const;
+  void add_saving(Item& item, Tier to, const Drops& drops) const;
+  [[nodiscard]] std::vector<Move> plan_save(std::size_t group, Tier to);
+  void evict(std::size_t group, std::span<Page* const> pages) noexcept;
+  void evict_chosen() noexcept;
 
   const std::shared_ptr<Device> device_;
   const KvSpec spec_;
@@ -245,7 +268,9 @@ class KvManager final : public Participant,
   std::uint64_t epoch_ = 0;
   std::uint64_t lookup_tokens_ = 0;
   std::uint64_t hits_tokens_ = 0;
-  PageSums sums_;  // of a sleep with checksums, until its wake is over
+  PageSums sums_;               // of a sleep with checksums, until its wake is over
+  std::optional<Drops> drops_;  // of the staged sleep: dropped at its commit
+  Evicted evicted_;             // by the last sleep
   Stage stage_ = Stage::none;
   RestoreMode staged_mode_ = RestoreMode::none;
   RestoreMode mode_ = RestoreMode::none;  // in force while parked

@@ -86,11 +86,13 @@ class PageCache final {
   // --- room and moves ---
   // Frees GPU slots until n are free. Pages fall from tier to tier, droppable ones first, by priority and
   // then the longest unused; droppable ones that find no room in any tier are dropped, held ones never are.
+  // `arriving`: pages that bring_in() fetches next. The places that they leave are room already, which until
+  // then is taken beyond a ceiling.
   // False when that is not enough; then nothing changed. A throw of a device or disk changes nothing either,
   // but that the cold tier on the GPU may have given pages to a colder one: its places are fixed.
-  [[nodiscard]] bool make_room(std::size_t n, const Limits& limits);
-  // Whether make_room(n) would do, if the machine gives the tiers what is below their ceilings.
-  [[nodiscard]] bool could_make_room(std::size_t n) const;
+  [[nodiscard]] bool make_room(std::size_t n, const Limits& limits, std::span<Page* const> arriving = {});
+  // Whether make_room() would do, if the machine gives the tiers what is below their ceilings.
+  [[nodiscard]] bool could_make_room(std::size_t n, std::span<Page* const> arriving = {}) const;
   // Brings pages of cold tiers to the GPU. There must be room. PageRefused when the codec cannot decode one.
   void bring_in(std::span<Page* const> pages, const Limits& limits);
   // A new page, held and locked once. There must be a free slot. bad_alloc: then nothing changed.
@@ -105,13 +107,21 @@ class PageCache final {
   // --- sleep and wake; page_parking.cpp ---
   // What a sleep saves: the pages on the GPU, in either tier, that have contents and are not scratch.
   [[nodiscard]] std::size_t pages_to_save() const noexcept;
-  // Of a parked cache: how many it has saved.
+  // Of a parked cache: how many it has saved, and of them in this tier.
   [[nodiscard]] std::size_t saved_pages() const noexcept;
-  // Droppable pages on the GPU, the first `limit` of them in the order of eviction.
-  [[nodiscard]] std::vector<Page*> first_to_evict(std::size_t limit) const;
+  [[nodiscard]] std::size_t saved_pages(Tier tier) const noexcept;
+  // Places that a sleep may still take there: what the tier's ceiling leaves, or as many as it likes where no
+  // such tier was asked for and a temporary one serves.
+  [[nodiscard]] std::size_t save_room(Tier to) const noexcept;
+  // Droppable pages of a tier in the order of eviction.
+  [[nodiscard]] std::vector<Page*> first_to_evict(Tier tier) const;
+  // Host memory that these pages pass through on their way there or back.
+  [[nodiscard]] std::size_t buffer_bytes(Tier saved, std::size_t pages) const noexcept;
   // Gives every one of them a place of its own in host memory or on disk beside its slot, and returns the
-  // moves to make. Not those in `without`. OutOfHostMemory, OutOfDisk; then nothing changed.
-  [[nodiscard]] std::vector<Move> plan_save(Tier to, std::span<Page* const> without = {});
+  // moves to make. Not those in `without`; of the others so many go to the disk tier instead, the ones in use
+  // last. OutOfHostMemory, OutOfDisk; then nothing changed.
+  [[nodiscard]] std::vector<Move> plan_save(Tier to, std::size_t spilled = 0,
+                                            std::span<Page* const> without = {});
   // The pages on the GPU leave their saved places: a save was taken back, or a restore is published.
   void drop_saved() noexcept;
   // The pages on the GPU leave their slots: the pools are being parked, or a restore was taken back.
@@ -199,16 +209,21 @@ class PageCache final {
   };
   using Rooms = std::array<Room, tier_count>;
   // --- page_eviction.cpp ---
-  [[nodiscard]] Rooms rooms() const noexcept;
+  [[nodiscard]] Rooms rooms(std::span<Page* const> arriving) const noexcept;
   // nullopt when the GPU cannot get n free slots with that much room.
   [[nodiscard]] std::optional<Eviction> plan_eviction(std::size_t n, const Rooms& rooms) const;
   [[nodiscard]] Falling victims(Tier tier, std::size_t limit) const;
   void settle(Tier tier, const Room& room, Falling& falling, Eviction& plan) const;
   // --- page_tiers.cpp ---
+  // Moves those of `arriving` that lie in the cold tier on the GPU to the host, for their places. False when
+  // the machine has no room.
+  [[nodiscard]] bool step_aside(std::span<Page* const> arriving, const Limits& limits);
+  // Whether these would not all find a place in the cold tier on the GPU.
+  [[nodiscard]] bool crowds_cold_gpu(const Eviction& plan) const noexcept;
   // Empty, or the tier that had less than its room.
   [[nodiscard]] std::optional<Tier> ensure_places(std::span<const Fall> falls);
   // Less than the ceiling is to be had there: what is committed.
-  [[nodiscard]] Room committed_room(Tier tier) const noexcept;
+  [[nodiscard]] Room committed_room(Tier tier, const Room& wanted) const noexcept;
   // Runs it, again and again while a codec refuses a page: that one stays where it is, another has to go.
   void past_refusals(const std::function<void()>& attempt);
   // Takes places and makes the copies; all of them or, on a throw, none.
@@ -216,11 +231,11 @@ class PageCache final {
   void settle_fall(const Fall& one, Place place) noexcept;
   void fall(std::span<const Fall> falls, const Limits& limits);
   void drop_all(std::span<Page* const> pages) noexcept;
+  [[nodiscard]] bool evict_for(std::size_t n, const Limits& limits, std::span<Page* const> arriving);
   // --- page_resize.cpp ---
   [[nodiscard]] std::optional<Eviction> plan_clearing(std::size_t slots);
   void plan_relocations(Clearing& staged, std::size_t slots);
   void copy_relocations(Clearing& staged, const Limits& limits);
-  [[nodiscard]] bool evict_for(std::size_t n, const Limits& limits);
   // Files the page in the list that its status and tier ask for, as the newest.
   void file(Page& page) noexcept;
   void set_status(Page& page) noexcept;

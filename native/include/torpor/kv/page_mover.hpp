@@ -48,6 +48,8 @@ class PageMover final {
 
   [[nodiscard]] std::size_t cold_bytes() const noexcept { return cold_bytes_; }
   [[nodiscard]] const Codec& codec() const noexcept { return *codec_; }
+  // Of host memory, for moves of so many pages that pass through a buffer.
+  [[nodiscard]] std::size_t buffer_bytes(std::size_t pages) const noexcept;
   // Makes all copies and waits. Returns the bytes written to their new places. Throws DeviceError,
   // DeviceBusy, Stopped, OutOfHostMemory (the buffer), OutOfDisk, PageRefused; then nothing is in flight any
   // more.
@@ -61,6 +63,9 @@ class PageMover final {
 
  private:
   class Buffer;
+  [[nodiscard]] std::size_t cold_stride() const noexcept;  // from one cold page in a buffer to the next
+  [[nodiscard]] std::size_t page_stride() const noexcept;  // 0: a page and its cold form are one
+  [[nodiscard]] std::size_t window_pages(std::size_t pages) const noexcept;
   [[nodiscard]] bool straight(const Move& move) const noexcept;
   void copy_straight(std::span<const Move> moves, const Limits& limits);
   void copy_buffered(std::span<const Move> moves, const Limits& limits);
