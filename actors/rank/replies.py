@@ -11,6 +11,7 @@ from torpor.actors.rank.gate import GateHeld, NotDrained, NotIdle
 from torpor.native import (
     DeviceBusy,
     OutOfDeviceMemory,
+    OutOfDisk,
     OutOfHostMemory,
     Plan,
     Stopped,
@@ -19,6 +20,7 @@ from torpor.native import (
 CODES: Sequence[tuple[type[BaseException], RejectCode]] = (
     (OutOfDeviceMemory, RejectCode.DEVICE_MEMORY),
     (OutOfHostMemory, RejectCode.HOST_MEMORY),
+    (OutOfDisk, RejectCode.DISK_SPACE),
     (DeviceBusy, RejectCode.DEVICE_BUSY),
     (Stopped, RejectCode.CANCELLED),
     (TimeoutError, RejectCode.STAGE_TIMEOUT),
@@ -94,6 +96,8 @@ def residual_of(memory: Sequence[Mapping[str, Any]], tags: Sequence[str] | None)
 
 
 def _code(text: str) -> RejectCode:
+    if text == "disk":  # the native core's word
+        return RejectCode.DISK_SPACE
     try:
         return RejectCode(text)
     except ValueError:
