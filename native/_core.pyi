@@ -390,8 +390,8 @@ class Ledger:
         takes in each, in whole granules. max_sequence_tokens bounds page tables (0: what fits the pools of full
         attention; without such, 2**20). `resume` locks at most max_utilisation of each pool. partial_blocks: prompts
         also match the beginning of a block, at the price of one page copied on resume; matched_tokens is then any
-        number. event_count: how many events are kept. max_gpu_bytes: addresses for `resize_pools`, for each pool (0: as many
-        as gpu_bytes). Misuse when a layer or a size is impossible; OutOfDeviceMemory.
+        number. event_count: how many events are kept. max_gpu_bytes: addresses for `resize_pools`, for each
+        pool (0: as many as gpu_bytes). Misuse when a layer or a size is impossible; OutOfDeviceMemory.
         """
 
     def create_kv_manager(

@@ -194,7 +194,7 @@ void bind_creation(nb::class_<Ledger>& ledger) {
       "tables (0: what fits the pools of full\nattention; without such, 2**20). `resume` locks at most "
       "max_utilisation of each pool. partial_blocks: prompts\nalso match the beginning of a block, at the "
       "price of one page copied on resume; matched_tokens is then any\nnumber. event_count: how many "
-      "events are kept. max_gpu_bytes: addresses for `resize_pools`, for each pool (0: as many\nas "
+      "events are kept. max_gpu_bytes: addresses for `resize_pools`, for each\npool (0: as many as "
       "gpu_bytes). Misuse "
       "when a layer or a size is impossible; OutOfDeviceMemory.");
   ledger.def(
