@@ -176,4 +176,41 @@ CASE("a full disk tier makes a sleep to disk drop its own oldest pages first (K9
   CHECK(heir.handle->matched_tokens() == 20 && heir.handle->resume() && rig.holds(heir));
 }
 
+CASE(
+    "an abort drops nothing, and any call that fails in an evicting sleep leaves it whole or goes on (M3, "
+    "F26)") {
+  const int faults = sweep_faults<Crowd>(
+      [] {
+        Crowd world = crowd({.host_slots = 5});
+        world.rig->stage(evicting(*world.rig->ledger, RestoreMode::pinned));
+        world.rig->ledger->abort();
+        is_whole(world);
+        return world;
+      },
+      [](Crowd& world) {
+        Rig& rig = *world.rig;
+        if (rig.ledger->status().phase == torpor::LedgerPhase::idle) {
+          rig.stage(evicting(*rig.ledger, RestoreMode::pinned));
+        }
+        CHECK(rig.ledger->commit().evicted.prefix_tokens == 12);
+        rig.ledger->publish();
+        rig.device->fail_at(0);
+        rig.wake();
+        CHECK(found(rig, "old") == 0 && found(rig, "new") == 8 && rig.free_bytes() == world.free_bytes);
+        held_is_whole(world);
+      },
+      [](Crowd& world) {
+        if (world.rig->ledger->status().phase == torpor::LedgerPhase::idle) is_whole(world);
+      });
+  CHECK(faults >= 4);
+}
+
+CASE("a discarding sleep succeeds on a machine without any host memory left (K8)") {
+  Crowd world = crowd({.host_slots = 8});
+  world.rig->scarce->host_free_bytes = 0;
+  CHECK(world.rig->plan(Action::sleep, RestoreMode::none).host_bytes == 0);
+  world.rig->sleep(RestoreMode::none);
+  CHECK(world.rig->kv->parked() && found(*world.rig, "new") == 0);
+}
+
 TEST_MAIN()
