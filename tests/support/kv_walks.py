@@ -65,19 +65,20 @@ def cores() -> int:
 def run(steps: int, processes: int, seed: int | None) -> list[dict[str, Any]]:
     """Walks, and keeps what they met in RESULT; seed None: another one each time."""
     first = random.SystemRandom().randrange(1 << 30) if seed is None else seed
+    commit = command("git", "rev-parse", "--short", "HEAD") or os.environ.get("TORPOR_COMMIT", "")
     print(f"seeds from {first} on", flush=True)
     began = time.monotonic()
     rows = walks(first, steps, processes)
-    keep(RESULT, rows, time.monotonic() - began, processes)
+    keep(RESULT, rows, time.monotonic() - began, processes, commit)
     return rows
 
 
-def keep(path: Path, rows: list[dict[str, Any]], seconds: float, processes: int) -> None:
+def keep(path: Path, rows: list[dict[str, Any]], seconds: float, processes: int, commit: str) -> None:
     """The shape of bench/record.py, with one row a walk."""
     record = {
         "id": "kv_walk",
         "date": time.strftime("%Y-%m-%d"),
-        "commit": command("git", "rev-parse", "--short", "HEAD") or os.environ.get("TORPOR_COMMIT", ""),
+        "commit": commit,
         "machine": machine() | {"python": platform.python_version()},
         "processes": processes,
         "seconds": round(seconds, 1),
