@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -88,12 +88,14 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for chunk in _with_keep_alive(self._chunks, self._keep_alive_s):
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        # Closed by us, not by the collector: what it still reads would keep `chunks` from being closed.
+        async with aclosing(_with_keep_alive(self._chunks, self._keep_alive_s)) as chunks:
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _with_keep_alive(chunks: AsyncIterator[bytes], silence_s: float) -> AsyncIterator[bytes]:
+async def _with_keep_alive(chunks: AsyncIterator[bytes], silence_s: float) -> AsyncGenerator[bytes, None]:
     while True:
         coming = asyncio.ensure_future(anext(chunks, None))
         try:

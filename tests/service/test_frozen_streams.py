@@ -24,6 +24,7 @@ from torpor.actors.coordinator.journal import Journal
 from torpor.actors.messages import GenerateRequest, TokenEvent
 from torpor.actors.ray.inbox import Inbox
 from torpor.actors.ray.inference import raise_unless_admitted
+from torpor.service.sse import SSE_KEEP_ALIVE, EventStream
 
 HELLO = {"model": "chat", "messages": [{"role": "user", "content": "Capital of France?"}], "stream": True}
 KEEP_ALIVE = ": keep-alive"
@@ -62,6 +63,31 @@ async def test_a_stream_that_ends_in_an_error_while_it_is_kept_alive_says_so(rig
     answer = await rig.http.post("/v1/chat/completions", json=HELLO)
     assert KEEP_ALIVE in frames(answer)
     assert data(answer)[-1]["error"]["code"] == "generation_failed"
+
+
+async def test_a_client_that_leaves_while_its_stream_is_kept_alive_is_let_go() -> None:
+    """G4: also one that had stopped reading before, so that a comment was on its way."""
+    closed, sent = asyncio.Event(), asyncio.Event()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"data: 1\n\n"
+        await asyncio.Event().wait()
+
+    async def close() -> None:
+        closed.set()
+
+    async def send(message: dict[str, Any]) -> None:
+        if message.get("body") == SSE_KEEP_ALIVE:
+            sent.set()
+            await asyncio.Event().wait()
+
+    async def receive() -> dict[str, str]:
+        await sent.wait()
+        return {"type": "http.disconnect"}
+
+    stream = EventStream(chunks(), close, {}, 0.02)
+    await asyncio.wait_for(stream({}, receive, send), 5)  # type: ignore[arg-type]
+    assert closed.is_set()
 
 
 class CoreInference:
