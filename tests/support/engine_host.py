@@ -97,15 +97,22 @@ class Said:
 class EngineHost:
     """Use as a context manager.
 
-    capacity_bytes: of the host device, which is this object's alone. options: the engine's time-outs.
+    capacity_bytes: of the host device, which is this object's alone. disk: a folder for sleeps to disk.
+    options: the engine's time-outs.
     """
 
     def __init__(
-        self, spec: RankSpec, capacity_bytes: int = 64 * MIB, device: Device | None = None, **options: float
+        self,
+        spec: RankSpec,
+        capacity_bytes: int = 64 * MIB,
+        device: Device | None = None,
+        disk: Path | None = None,
+        **options: float,
     ) -> None:
         self.spec = spec
         self.device = device or Device.host(f"engine-{uuid.uuid4().hex[:12]}", capacity_bytes)
-        self.ledger = Ledger(self.device, spec.host_pool_bytes)
+        place = {"disk_path": str(disk), "disk_bytes": capacity_bytes} if disk else {}
+        self.ledger = Ledger(self.device, spec.host_pool_bytes, **place)
         self.engine: Engine
         if options:
             self.engine = TransformersEngine(spec, self.ledger, self.device, **options)

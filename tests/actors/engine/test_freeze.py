@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -94,6 +95,21 @@ async def test_sixteen_generations_frozen_over_a_sleep_end_token_for_token_as_wi
         status = await rank.core.status()
         assert (status.gate_open, status.live_sequences, status.frozen_requests) == (True, 0, 0)
         assert rank.stats()["sequences"] == 0
+
+
+def test_generations_frozen_over_a_sleep_to_disk_end_as_without_it(
+    tiny: Path, tmp_path: Path, never_slept: list[list[int]]
+) -> None:
+    """G2, K3, at the ledger."""
+    with EngineHost(dummy_spec(tiny, step_tokens=16), disk=tmp_path) as host:
+        said = [host.ask(asked.prompt, **asked.sampling) for asked in ASKED]
+        deadline = time.monotonic() + 30
+        while len(said[3].events) < 2 and time.monotonic() < deadline:
+            time.sleep(0.002)
+        assert host.sleep(["kv_cache", "weights"], "disk") > 0
+        assert host.engine.running() == GENERATIONS
+        host.wake(["kv_cache", "weights"])
+        assert [one.wait().tokens for one in said] == never_slept
 
 
 @pytest.mark.parametrize("mode", ["none", "pinned"])
