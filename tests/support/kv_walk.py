@@ -54,7 +54,9 @@ class Walk:
         self.roomy, self.has_state = self.kind == "roomy", self.kind != "partial"
         name = f"kv-walk-{os.getpid()}-{self.seed}-{self.kind}"
         self.device = FaultyDevice(Device.host(name, CAPACITY_BYTES, GRANULE_BYTES))
-        self.ledger = Ledger(self.device, disk_path=tempfile.gettempdir(), disk_bytes=16 << 20)
+        self.ledger = Ledger(
+            self.device, disk_path=tempfile.gettempdir(), disk_bytes=(16 if self.roomy else 1) << 20
+        )
         self.kv = make_cache(self.ledger, self.kind, self.seed)
         self.cycles = (FULL, SLIDING, STATE) if self.has_state else (FULL, SLIDING)
         self.first_sizes = self.sizes()
@@ -228,7 +230,15 @@ class Walk:
 
     def sleep(self) -> None:
         mode = self.random.choice(MODES)
-        plan = self.ledger.preflight("sleep", "op", restore={"kv_cache": mode})
+        overflow = self.random.choice(("reject", "evict"))
+        plan = self.ledger.preflight("sleep", "op", restore={"kv_cache": mode}, overflow=overflow)
+        if plan.refusals:
+            # A tight cache holds more than its host tier, or the one piece of its disk, has room for (K9).
+            (refusal,) = plan.refusals
+            assert not self.roomy and refusal["code"] == ("disk" if mode == "disk" else "host_memory")
+            assert refusal["needed_bytes"] > refusal["free_bytes"]
+            self.counts["refused"] += 1
+            return
         if plan.refusals:  # more is live than the host tier has room for
             assert mode in KEEPS and plan.refusals[0]["code"] == "host_memory"
             return
