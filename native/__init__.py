@@ -1,6 +1,7 @@
 """The native core: virtual memory, KV manager and one transaction over both. Usable without the rest of torpor."""
 
 from torpor.native._core import (
+    Arena,
     Buffer,
     Device,
     DeviceEvent,
@@ -28,8 +29,11 @@ from torpor.native.errors import (
     TorporError,
 )
 from torpor.native.ledger import Ledger
+from torpor.native.memory_pool import MemoryPool
+from torpor.native.saver import MemorySaver
 
 __all__ = [
+    "Arena",
     "Buffer",
     "CodecRefused",
     "ContentsCorrupt",
@@ -42,6 +46,8 @@ __all__ = [
     "KvManager",
     "LayerSpec",
     "Ledger",
+    "MemoryPool",
+    "MemorySaver",
     "Misuse",
     "OutOfDeviceMemory",
     "OutOfDisk",

@@ -360,6 +360,13 @@ class Ledger:
         The ledger's books, as of the last finished step while one is running; `Device.memory_info` is the driver's word.
         """
 
+    def create_arena(self, tag: str, reserve_bytes: int, *, name: str = "", restore: str = "none") -> Arena:
+        """
+        Reserve addresses for blocks of this tag; memory comes as they are asked for.
+
+        `restore` is the default mode. Misuse while an operation is staged, or for a tag and name that are taken.
+        """
+
     def create_kv_cache(
         self,
         layers: _Sequence[LayerSpec],
@@ -422,6 +429,56 @@ class Ledger:
         identity, checked (with a checksum). max_gpu_bytes: addresses for `KvManager.resize_pools` (0: as many as
         gpu_bytes). Errors as of create_kv_cache; OutOfDisk.
         """
+
+class Arena:
+    """
+    Memory of one tag for code that allocates by itself. Made by `Ledger.create_arena`. C++: torpor/arena.hpp.
+    """
+
+    @property
+    def tag(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def address(self) -> int:
+        """Where its addresses begin; never changes (S1)."""
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Of addresses: the most that it can hold."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Of blocks in use, awake or asleep."""
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Of device memory behind them; 0 while parked."""
+
+    @property
+    def parked(self) -> bool:
+        """Asleep: no memory backs the addresses, and a read faults."""
+
+    def allocate(self, size_bytes: int) -> int:
+        """
+        The address of a new block, aligned to 512 bytes.
+
+        Misuse while asleep; OutOfDeviceMemory when the device or the reserved addresses have no more.
+        """
+
+    def free(self, block: int) -> None:
+        """
+        Give a block back, asleep too. Misuse for an address that no block begins at.
+        """
+
+    def hook(self) -> tuple[str, str]:
+        """
+        Names of this extension's C functions that allocate from it and free, as torch's CUDAPluggableAllocator
+        takes them. The arena then lives as long as the process. Misuse when 16 arenas have theirs.
+        """
+
+    def hook_error(self) -> str:
+        """Why the hook last gave no memory; empty if it always did."""
 
 class Buffer:
     """One tensor of a layer. C++: torpor/kv/layout.hpp."""

@@ -25,6 +25,8 @@ using Rows = nanobind::typed<nanobind::list, Row>;
 void bind_errors(nanobind::module_& module);
 void bind_device(nanobind::module_& module);
 void bind_region(nanobind::module_& module);
+// Adds create_arena to the ledger.
+void bind_arena(nanobind::module_& module, nanobind::class_<Ledger>& ledger);
 // Plan, HostPool, Registration and Ledger; bind_kv adds create_kv_cache and create_kv_manager to the latter.
 [[nodiscard]] nanobind::class_<Ledger> bind_ledger(nanobind::module_& module);
 void bind_layout(nanobind::module_& module);

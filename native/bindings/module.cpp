@@ -12,6 +12,7 @@ NB_MODULE(_core, module) {
   torpor::bind_device(module);
   torpor::bind_region(module);
   auto ledger = torpor::bind_ledger(module);
+  torpor::bind_arena(module, ledger);
   torpor::bind_layout(module);
   torpor::bind_kv(module, ledger);
   torpor::bind_sequence(module);

@@ -64,7 +64,7 @@ class Result:
             "id": self.id,
             "date": time.strftime("%Y-%m-%d"),
             # A copy without its history says by TORPOR_COMMIT which commit it is of.
-            "commit": command("git", "rev-parse", "--short", "HEAD") or os.environ.get("TORPOR_COMMIT", ""),
+            "commit": os.environ.get("TORPOR_COMMIT") or command("git", "rev-parse", "--short", "HEAD"),
             "machine": machine(),
             "rows": self.rows(),
             "notes": self.notes,

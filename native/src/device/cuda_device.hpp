@@ -18,16 +18,19 @@
 
 namespace torpor {
 
-// Makes a context current for as long as this lives.
+// Makes a context current for as long as this lives, and our calls harmless to a capture of a graph that this
+// or another thread has under way: an allocator is called during captures, and what we do is no part of them.
 class CurrentContext final {
  public:
   CurrentContext(const cuda::Driver& driver, cuda::Context context) noexcept : driver_(driver) {
     driver_.context_get_current(&before_);
     changed_ = before_ != context && driver_.context_set_current(context) == cuda::success;
+    exchanged_ = driver_.exchange_capture_mode(&capture_mode_) == cuda::success;
   }
   CurrentContext(const CurrentContext&) = delete;
   CurrentContext& operator=(const CurrentContext&) = delete;
   ~CurrentContext() {
+    if (exchanged_) driver_.exchange_capture_mode(&capture_mode_);
     if (changed_ && before_ != nullptr) driver_.context_set_current(before_);
   }
 
@@ -35,6 +38,8 @@ class CurrentContext final {
   const cuda::Driver& driver_;
   cuda::Context before_ = nullptr;
   bool changed_ = false;
+  int capture_mode_ = cuda::capture_relaxed;  // and what it was before
+  bool exchanged_ = false;
 };
 
 class CudaDevice final : public Device {

@@ -110,6 +110,7 @@ std::shared_ptr<const Driver> load_driver() {
   loader.need(driver->event_destroy, "cuEventDestroy", 4000);
   loader.need(driver->event_record, "cuEventRecord", 2000);
   loader.need(driver->event_query, "cuEventQuery", 2000);
+  loader.need(driver->exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", 10010);
   loader.need(driver->module_load_data, "cuModuleLoadData", 2000);
   loader.need(driver->module_unload, "cuModuleUnload", 2000);
   loader.need(driver->module_get_function, "cuModuleGetFunction", 2000);

@@ -34,6 +34,7 @@ constexpr unsigned int stream_non_blocking = 1;
 constexpr unsigned int event_disable_timing = 2;
 constexpr unsigned int host_register_portable = 1;
 constexpr int granularity_minimum = 0;
+constexpr int capture_relaxed = 2;
 
 struct Location {
   int type;  // 1: a device
@@ -97,6 +98,7 @@ struct Driver {
   Status (*event_destroy)(Event);
   Status (*event_record)(Event, Stream);
   Status (*event_query)(Event);
+  Status (*exchange_capture_mode)(int*);
   Status (*module_load_data)(Module*, const void*);
   Status (*module_unload)(Module);
   Status (*module_get_function)(Function*, Module, const char*);
