@@ -164,7 +164,16 @@ class Plan:
     @property
     def items(self) -> list[dict[str, Any]]:
         """
-        [{tag, name, noop, mode, free_bytes, device_bytes, keep_bytes, host_bytes, disk_bytes}].
+        [{tag, name, noop, mode, free_bytes, device_bytes, keep_bytes, host_bytes, disk_bytes, evicts}].
+
+        evicts: as of the whole plan.
+        """
+
+    @property
+    def evicts(self) -> dict[str, Any]:
+        """
+        {pages, prefix_tokens} that a sleep with overflow evict drops: reusable pages that find no room,
+        and the tokens that no new sequence finds any more (K9).
         """
 
     @property
@@ -313,7 +322,8 @@ class Ledger:
         """
         No mutation. tags None = all. Tags that the ledger lacks give a refusal, code "unknown_tag".
 
-        restore: mode by tag (none, memset, cpu, pinned, disk), else each one's default. overflow: reject, evict.
+        restore: mode by tag (none, memset, cpu, pinned, disk), else each one's default. overflow, where too little
+        room is for what is to be kept: reject, or evict (drop reusable prefixes, never what sequences hold).
         verify: a sleep records checksums of all that it preserves; a wake is refused where none were recorded.
         Every wake compares what was recorded: ContentsCorrupt, and the tag stays asleep (K13).
         Regions made with preserve_always are checked when they are immutable: others may be written to
@@ -322,7 +332,8 @@ class Ledger:
 
     def stage(self, plan: Plan, timeout_s: float) -> dict[str, Any]:
         """
-        All that can fail or take long; {seconds, moved_bytes, digest}. On a throw everything is as before.
+        All that can fail or take long; {seconds, moved_bytes, digest, evicted}. On a throw everything is as before,
+        but for what is evicted already; `status` tells that.
 
         It plans again first, so that the digest is that of the moment, after a drain; what has become impossible
         since preflight is raised: Misuse, OutOfMemory. DeviceBusy past the deadline, Stopped after `stop`.
@@ -330,7 +341,8 @@ class Ledger:
 
     def commit(self) -> dict[str, Any]:
         """
-        {freed_bytes, device_bytes, seconds}. Idempotent; after a DeviceError call again to go on.
+        {freed_bytes, device_bytes, seconds, evicted: {pages, prefix_tokens}}. Idempotent; after a DeviceError call
+        again to go on.
         """
 
     def publish(self) -> None:
@@ -350,7 +362,9 @@ class Ledger:
 
     def status(self) -> dict[str, Any]:
         """
-        {phase: idle|staged|committing|committed, operation, kind, mutated, parked_tags}. Never waits.
+        {phase: idle|staged|committing|committed, operation, kind, mutated, parked_tags, evicted}. Never waits.
+
+        evicted: {pages, prefix_tokens} by `operation` up to now, also when its stage failed or was taken back (K9).
         """
 
     def memory(self) -> list[dict[str, Any]]:

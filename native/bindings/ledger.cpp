@@ -26,6 +26,13 @@ Row as_dict(const Refusal& refusal) {
   return row;
 }
 
+Row as_dict(const Evicted& evicted) {
+  Row row;
+  row["pages"] = evicted.pages;
+  row["prefix_tokens"] = evicted.prefix_tokens;
+  return row;
+}
+
 Row as_dict(const Item& item) {
   Row row;
   row["tag"] = item.tag;
@@ -37,6 +44,7 @@ Row as_dict(const Item& item) {
   row["keep_bytes"] = item.keep_bytes;
   row["host_bytes"] = item.host_bytes;
   row["disk_bytes"] = item.disk_bytes;
+  row["evicts"] = as_dict(item.evicts);
   return row;
 }
 
@@ -69,6 +77,7 @@ Row as_dict(const LedgerStatus& status) {
   row["kind"] = status.kind ? nb::cast(to_string(*status.kind)) : nb::none();
   row["mutated"] = status.mutated;
   row["parked_tags"] = nb::cast(status.parked_tags);
+  row["evicted"] = as_dict(status.evicted);
   return row;
 }
 
@@ -93,6 +102,7 @@ Row stage(Ledger& self, const Plan& plan, double timeout_s) {
   row["seconds"] = report.seconds;
   row["moved_bytes"] = report.moved_bytes;
   row["digest"] = report.digest;
+  row["evicted"] = as_dict(report.evicted);
   return row;
 }
 
@@ -102,6 +112,7 @@ Row commit(Ledger& self) {
   row["freed_bytes"] = report.freed_bytes;
   row["device_bytes"] = report.device_bytes;
   row["seconds"] = report.seconds;
+  row["evicted"] = as_dict(report.evicted);
   return row;
 }
 
@@ -158,7 +169,12 @@ void bind_plan(nb::module_& module) {
           "[{code, tag, reason, needed_bytes, free_bytes}]; empty when the plan can be staged.")
       .def_prop_ro(
           "items", [](const Plan& self) { return as_list(self.items); },
-          "[{tag, name, noop, mode, free_bytes, device_bytes, keep_bytes, host_bytes, disk_bytes}].")
+          "[{tag, name, noop, mode, free_bytes, device_bytes, keep_bytes, host_bytes, disk_bytes, "
+          "evicts}].\n\nevicts: as of the whole plan.")
+      .def_prop_ro(
+          "evicts", [](const Plan& self) { return as_dict(self.evicts); },
+          "{pages, prefix_tokens} that a sleep with overflow evict drops: reusable pages that find no "
+          "room,\nand the tokens that no new sequence finds any more (K9).")
       .def_ro("free_bytes", &Plan::free_bytes, "Device bytes that a sleep gives back.")
       .def_ro("device_bytes", &Plan::device_bytes, "Device bytes that a wake needs.")
       .def_ro("keep_bytes", &Plan::keep_bytes, "Bytes copied to (sleep) or from (wake) the host.")
@@ -222,18 +238,23 @@ void bind_transaction(nb::class_<Ledger>& ledger) {
            nb::kw_only(), "verify"_a = false, "overflow"_a = "reject",
            "No mutation. tags None = all. Tags that the ledger lacks give a refusal, code "
            "\"unknown_tag\".\n\nrestore: mode by tag (none, memset, cpu, pinned, disk), else each one's "
-           "default. overflow: reject, evict.\nverify: a sleep records checksums of all that it preserves; a "
+           "default. overflow, where too little\nroom is for what is to be kept: reject, or evict (drop "
+           "reusable prefixes, never what sequences hold).\nverify: a sleep records checksums of all that it "
+           "preserves; a "
            "wake is refused where none were recorded.\nEvery wake compares what was recorded: "
            "ContentsCorrupt, and the tag stays asleep (K13).\nRegions made with preserve_always "
            "are checked when they are immutable: others may be written to\nwhile they sleep.")
       .def("stage", &stage, "plan"_a, "timeout_s"_a,
-           "All that can fail or take long; {seconds, moved_bytes, digest}. On a throw everything is as "
-           "before.\n\nIt plans again first, so that the digest is that of the moment, after a drain; what "
+           "All that can fail or take long; {seconds, moved_bytes, digest, evicted}. On a throw everything "
+           "is as "
+           "before,\nbut for what is evicted already; `status` tells that.\n\nIt plans again first, so that "
+           "the digest is that of the moment, after a drain; what "
            "has "
            "become impossible\nsince preflight is raised: Misuse, OutOfMemory. DeviceBusy past the deadline, "
            "Stopped after `stop`.")
       .def("commit", &commit,
-           "{freed_bytes, device_bytes, seconds}. Idempotent; after a DeviceError call again to go on.")
+           "{freed_bytes, device_bytes, seconds, evicted: {pages, prefix_tokens}}. Idempotent; after a "
+           "DeviceError call\nagain to go on.")
       .def("publish", &Ledger::publish, Free(),
            "Ends the transaction: drops what a wake no longer needs. Misuse before commit.")
       .def("abort", &Ledger::abort, Free(),
@@ -242,7 +263,9 @@ void bind_transaction(nb::class_<Ledger>& ledger) {
            "From another thread: the running stage ends with Stopped at its next chunk.")
       .def(
           "status", [](const Ledger& self) { return as_dict(self.status()); },
-          "{phase: idle|staged|committing|committed, operation, kind, mutated, parked_tags}. Never waits.")
+          "{phase: idle|staged|committing|committed, operation, kind, mutated, parked_tags, evicted}. Never "
+          "waits.\n\nevicted: {pages, prefix_tokens} by `operation` up to now, also when its stage failed or "
+          "was taken back (K9).")
       .def(
           "memory", [](const Ledger& self) { return as_list(released([&] { return self.memory(); })); },
           "[{tag, name, parked, mode, reserved_bytes, device_bytes, live_bytes, host_bytes, residual_bytes, "
