@@ -117,7 +117,9 @@ async def test_frozen_three_times_under_memory_pressure_no_token_is_wrong(
     tiny: Path, never_slept: list[list[int]], mode: str
 ) -> None:
     """G2: the pool holds a quarter of what they need, so that some are suspended, or let go, before and after."""
-    kv = KvCacheConfig(tokens_per_block=8, gpu_bytes=256 << 10, host_bytes=256 << 10)
+    # What is kept must fit beside what was suspended before.
+    host_bytes = 2 * MIB if mode == "pinned" else 256 << 10
+    kv = KvCacheConfig(tokens_per_block=8, gpu_bytes=256 << 10, host_bytes=host_bytes)
     device = Device.host(f"small-{uuid.uuid4().hex[:8]}", 16 * MIB, granularity_bytes=64 << 10)
     spec = dummy_spec(tiny, kv=kv, step_tokens=16)
     async with engine_rank(spec, make_device=lambda spec: device) as rank:
