@@ -71,7 +71,7 @@ class BringUp:
         except Exception as error:
             log.exception("model %s did not load", model.name)
             await self._fail(model.name, why_not_loaded(error, self._deadlines))
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(Exception):  # it is failed already, and can be recovered or deleted
                 await self._maker.end(model)  # ranks that hold memory and serve nobody help nobody
 
 

@@ -236,12 +236,16 @@ class Execution:
                 undefined |= set(status.undefined_tags) | (_without_contents(status) & wanted)
         return tuple(sorted(parked)), tuple(sorted(undefined))
 
+    def end_record(self, run: Run) -> None:
+        """The operation is over now, and its last phase with it."""
+        run.operation.finished_at = self._now()
+        if run.operation.phases:
+            run.operation.phases[-1].seconds = asyncio.get_running_loop().time() - run.phase_began_s
+
     async def finish(self, runtime: ModelRuntime, run: Run, published: Published | None) -> None:
         """The outcome, and what is published with it; None = as before."""
         operation = run.operation
-        operation.finished_at = self._now()
-        if operation.phases:
-            operation.phases[-1].seconds = asyncio.get_running_loop().time() - run.phase_began_s
+        self.end_record(run)
         if published is not None:
             runtime.published = published
             self._held.look(runtime)

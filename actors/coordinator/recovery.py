@@ -83,7 +83,7 @@ class Recovery:
         except Exception as error:
             log.exception("model %s was not recovered", model.name)
             reason = _why(error, self._deadlines)
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(Exception):  # whatever kept it from being made is what people need
                 await self._maker.end(model)
             runtime.published = runtime.published.changed(failed=f"not recovered: {reason}")
         else:

@@ -120,4 +120,5 @@ class Removal:
             self._execution.budget.gave_back(Place(status.node, status.device_id), record.freed_bytes)
         operation.state = OperationState.SUCCEEDED
         operation.phases[-1].bytes = sum(record.freed_bytes for record in operation.ranks)
+        self._execution.end_record(run)
         await self._forget(runtime, run)

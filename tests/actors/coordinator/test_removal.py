@@ -46,6 +46,7 @@ def test_a_deleted_model_has_no_rank_no_memory_and_no_records(tmp_path: Path, st
             await rig.coordinator.fail("chat", "the test says so")
         operation = await rig.do(DELETE)
         assert operation.state is OperationState.SUCCEEDED, operation.reason
+        assert operation.finished_at is not None
         assert all(rank.dead for rank in ranks) and "chat" not in rig.cluster.ranks
         assert {device.used.get(f"chat/{i}", 0) for i, device in enumerate(rig.cluster.devices)} == {0}
         assert sum(record.freed_bytes for record in operation.ranks) == (
