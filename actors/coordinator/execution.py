@@ -31,6 +31,7 @@ from torpor.actors.messages import (
     RestoreMode,
 )
 
+MAX_ATTEMPTS = 3  # of one operation for which room is made
 log = logging.getLogger(__name__)
 
 
@@ -114,14 +115,9 @@ class Execution:
 
         told: the operation has an outcome already, which stays as it was told.
         """
-        machine = run.machine = Machine(run.operation.id, run.request, self.epoch, len(runtime.ports))
-        own = _OwnSteps(self, runtime, run)
-        driver = run.driver = Driver(
-            machine, runtime.ports, own, self._config.deadlines, lambda step: self._record_step(run, step)
-        )
         used = False
         try:
-            await driver.run(begin, statuses)
+            machine = await self._attempts(runtime, run, begin, statuses)
             fill(run.operation, machine)
             assert machine.verdict is not None
             run.operation.state = machine.verdict
@@ -137,6 +133,25 @@ class Execution:
         finally:
             self.budget.release(run.operation.id, used)
             run.release_locks()
+
+    async def _attempts(
+        self, runtime: ModelRuntime, run: Run, begin: Step, statuses: Sequence[RankStatus]
+    ) -> Machine:
+        """To the end of the phases: once, and anew where ranks found no memory and room was made for them."""
+        for left in reversed(range(MAX_ATTEMPTS)):
+            machine = run.machine = Machine(run.operation.id, run.request, self.epoch, len(runtime.ports))
+            own = _OwnSteps(self, runtime, run)
+            driver = run.driver = Driver(
+                machine, runtime.ports, own, self._config.deadlines, lambda step: self._record_step(run, step)
+            )
+            await driver.run(begin, statuses)
+            rejected = machine.verdict is OperationState.REJECTED and machine.refusal is not None
+            if not left or not rejected or not await self._make_room(runtime, run, machine):
+                break
+            self.budget.release(run.operation.id, used=False)
+            run.release_locks()
+            begin, statuses = Step.SURVEY, ()
+        return machine
 
     def _kept_at(self, place: Place) -> int:
         return self.kept_bytes(place.node, "disk_bytes" if place.disk else "host_bytes")
@@ -260,9 +275,18 @@ class Execution:
     async def reserve(self, runtime: ModelRuntime, run: Run, machine: Machine) -> Refusal | None:
         """Nobody has noticed the operation yet, and it holds nothing: others may go to sleep for it here."""
         refusal = self.budget.reserve(run.operation.id, self._needs(runtime, run, machine))
+        if refusal is None or not await self._make_room(runtime, run, machine, refusal):
+            return refusal
+        return self.budget.reserve(run.operation.id, self._needs(runtime, run, machine))
+
+    async def _make_room(
+        self, runtime: ModelRuntime, run: Run, machine: Machine, refusal: Refusal | None = None
+    ) -> bool:
+        """After a refusal, the machine's or this: whether there is room now."""
+        refusal = refusal or machine.refusal
         no_memory = refusal is not None and refusal.code is RejectCode.DEVICE_MEMORY
         if not no_memory or not may_make_room(run.request, runtime):
-            return refusal
+            return False
 
         async def lacking() -> dict[Place, int]:
             await self.look(runtime)
@@ -271,18 +295,19 @@ class Execution:
             needs = self._needs(runtime, run, machine)
             return {place: size for place, size in self.budget.lacking_bytes(needs).items() if place.device}
 
-        await self._room.make(run.request.model, lacking)
-        return self.budget.reserve(run.operation.id, self._needs(runtime, run, machine))
+        return await self._room.make(run.request.model, lacking)
 
     def _needs(self, runtime: ModelRuntime, run: Run, machine: Machine) -> list[Need]:
         needs: list[Need] = []
         for slot in machine.slots:
-            if slot.status is None or slot.plan is None:
+            if slot.status is None:
                 continue
             runtime.statuses[slot.rank] = slot.status
             place, host = Place(slot.status.node, slot.status.device_id), Place(slot.status.node)
             spare = self._held.spare_bytes(run.request, slot.status)
-            needs.append(Need(place, slot.plan.device_bytes, slot.status.device_free_bytes, spare))
+            needs.append(Need(place, slot.device_bytes, slot.status.device_free_bytes, spare))
+            if slot.plan is None:
+                continue
             free = self._host_limit(slot.status) - self.kept_bytes(host.node)
             needs.append(Need(host, slot.plan.host_bytes, free))
             needs.append(self._disk_need(slot.status, slot.plan.disk_bytes))

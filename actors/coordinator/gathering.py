@@ -39,6 +39,14 @@ class RankSlot:
     staged: PhaseReply | None = None
     committed: PhaseReply | None = None
 
+    @property
+    def device_bytes(self) -> int:
+        """What it needs of its device: as planned, or as it has said when it found too little."""
+        if self.plan is not None:
+            return self.plan.device_bytes
+        lacking = [one.needed_bytes for one in self.refusals if one.code is RejectCode.DEVICE_MEMORY]
+        return max(lacking, default=0)
+
 
 _OUTCOME = {
     Step.PREFLIGHT: RankOutcome.PREPARED,

@@ -21,7 +21,6 @@ from torpor.actors.messages import (
     OperationRequest,
     OperationState,
     Origin,
-    RejectCode,
 )
 from torpor.actors.ports import ControlUnreachable, NoLease
 
@@ -86,6 +85,10 @@ class Leases:
         self._timers[hold.operation] = loop.call_later(hold.lease_s, self._over, runtime, hold.operation)
         return begun
 
+    def _is_there(self, runtime: ModelRuntime) -> bool:
+        """Not deleted; another model may have its name by now."""
+        return self._models.get(runtime.config.name) is runtime
+
     def _over(self, runtime: ModelRuntime, operation_id: str) -> None:
         del self._timers[operation_id]
         if _find(runtime, operation_id) is not None:
@@ -95,7 +98,7 @@ class Leases:
     async def _end(self, runtime: ModelRuntime, operation_id: str) -> None:
         pause_s = FIRST_PAUSE_S
         try:
-            while (hold := _find(runtime, operation_id)) is not None:
+            while self._is_there(runtime) and (hold := _find(runtime, operation_id)) is not None:
                 if hold.on_expiry is OnExpiry.KEEP or len(runtime.published.holds) > 1:
                     await self._drop(runtime, operation_id)
                     return
@@ -120,7 +123,7 @@ class Leases:
         except ControlUnreachable as error:  # the journal cannot be written
             log.error("the lease of %s has ended, and %s cannot be woken: %s", wake.caller, wake.model, error)
             return False
-        return operation.state is OperationState.SUCCEEDED or operation.code is RejectCode.UNKNOWN_MODEL
+        return operation.state is OperationState.SUCCEEDED
 
     async def _drop(self, runtime: ModelRuntime, operation_id: str) -> None:
         published = runtime.published

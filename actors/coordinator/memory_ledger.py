@@ -73,6 +73,7 @@ class MemoryLedger:
         self.parked: dict[str, RestoreMode] = {}
         self.kept: dict[str, int] = {}  # host bytes by tag
         self.undefined: set[str] = set()
+        self.looks_ahead = False  # as the native one, refuses in preflight what its device has no room for
         self.phase = LedgerPhase.IDLE
         self.operation: str | None = None  # staged, or committed last
         self.kind: Kind | None = None
@@ -133,6 +134,8 @@ class MemoryLedger:
         modes = {tag: request.restore.get(tag, self.modes.get(tag, RestoreMode.PINNED)) for tag in tags}
         self._plan = _Plan(call.operation, request.kind, tags, modes)
         size = sum(self.sizes[tag] for tag in tags)
+        if self.looks_ahead and not sleep and size > self.device.free_bytes:
+            return self.refuse(self._no_room(size))
         kept = sum(self.sizes[tag] for tag in tags if sleep and modes[tag].preserves)
         return replace(
             _BLANK,
@@ -155,9 +158,7 @@ class MemoryLedger:
         else:
             size = self._size(plan)
             if not self.device.take(self.owner, size):
-                free = self.device.free_bytes
-                why = f"needed {size} bytes, free {free} on {self.device.id}; sleep another model first"
-                return self.refuse(Refusal(RejectCode.DEVICE_MEMORY, why, needed_bytes=size, free_bytes=free))
+                return self.refuse(self._no_room(size))
         self.phase, self.operation, self.kind = LedgerPhase.STAGED, call.operation, plan.kind
         return replace(_BLANK, digest=plan.digest, kept_bytes=sum(self.kept.values()))
 
@@ -211,6 +212,11 @@ class MemoryLedger:
             self.phase, self.operation, self.kind = LedgerPhase.IDLE, None, None
         self._plan = None
         return _BLANK
+
+    def _no_room(self, size: int) -> Refusal:
+        free = self.device.free_bytes
+        why = f"needed {size} bytes, free {free} on {self.device.id}; sleep another model first"
+        return Refusal(RejectCode.DEVICE_MEMORY, why, needed_bytes=size, free_bytes=free)
 
     def _size(self, plan: _Plan) -> int:
         return sum(self.sizes[tag] for tag in plan.tags)

@@ -153,6 +153,20 @@ def test_idleness_counts_anew_after_the_coordinators_restart(tmp_path: Path) -> 
 # --- room ---
 
 ROOM: Fields = {"gate": GateConfig(make_room="idle")}
+RigWhere = Callable[..., Rig]
+
+
+@pytest.fixture(params=[False, True], ids=["the coordinator finds too little", "ranks find too little"])
+def rig_where(request: pytest.FixtureRequest, tmp_path: Path) -> RigWhere:
+    """As rig_of. Real ranks find out in preflight, when what is free is not promised to others."""
+
+    def make(**models: Fields) -> Rig:
+        rig = rig_of(tmp_path, **models)
+        for ranks in rig.cluster.ranks.values():
+            ranks[0].ledger.looks_ahead = request.param
+        return rig
+
+    return make
 
 
 async def wake_with_neighbours(
@@ -167,8 +181,8 @@ async def wake_with_neighbours(
     return await rig.do(on_request("late", **fields))
 
 
-def test_a_wake_on_request_puts_the_least_recently_used_idle_neighbour_to_sleep(tmp_path: Path) -> None:
-    rig = rig_of(tmp_path, late=ROOM, young={}, old={})
+def test_a_wake_on_request_puts_the_least_recently_used_idle_neighbour_to_sleep(rig_where: RigWhere) -> None:
+    rig = rig_where(late=ROOM, young={}, old={})
 
     async def story() -> None:
         def prepare() -> None:
@@ -190,8 +204,8 @@ def test_a_wake_on_request_puts_the_least_recently_used_idle_neighbour_to_sleep(
 
 
 @pytest.mark.parametrize("model", [{}, ROOM])
-def test_only_who_is_configured_to_makes_room_on_request(tmp_path: Path, model: Fields) -> None:
-    rig = rig_of(tmp_path, late=model, old={})
+def test_only_who_is_configured_to_makes_room_on_request(rig_where: RigWhere, model: Fields) -> None:
+    rig = rig_where(late=model, old={})
 
     async def story() -> None:
         woken = await wake_with_neighbours(rig)
@@ -203,8 +217,8 @@ def test_only_who_is_configured_to_makes_room_on_request(tmp_path: Path, model: 
 
 
 @pytest.mark.parametrize("wish", [None, MakeRoom.IDLE])
-def test_an_explicit_wake_makes_room_only_when_asked_to(tmp_path: Path, wish: MakeRoom | None) -> None:
-    rig = rig_of(tmp_path, late=ROOM, old={})
+def test_an_explicit_wake_makes_room_only_when_asked_to(rig_where: RigWhere, wish: MakeRoom | None) -> None:
+    rig = rig_where(late=ROOM, old={})
 
     async def story() -> None:
         woken = await wake_with_neighbours(rig, origin=Origin.CALLER, make_room=wish)
@@ -214,9 +228,9 @@ def test_an_explicit_wake_makes_room_only_when_asked_to(tmp_path: Path, wish: Ma
     rig.run(story)
 
 
-def test_a_plan_makes_no_room(tmp_path: Path) -> None:
+def test_a_plan_makes_no_room(rig_where: RigWhere) -> None:
     """C8"""
-    rig = rig_of(tmp_path, late=ROOM, old={})
+    rig = rig_where(late=ROOM, old={})
 
     async def story() -> None:
         planned = await wake_with_neighbours(rig, dry_run=True)
@@ -226,8 +240,8 @@ def test_a_plan_makes_no_room(tmp_path: Path) -> None:
     rig.run(story)
 
 
-def test_neighbours_that_run_something_or_have_just_been_woken_are_left_alone(tmp_path: Path) -> None:
-    rig = rig_of(tmp_path, late=ROOM, runs={}, fresh={})
+def test_neighbours_that_run_something_or_have_just_been_woken_are_left_alone(rig_where: RigWhere) -> None:
+    rig = rig_where(late=ROOM, runs={}, fresh={})
 
     async def story() -> None:
         await rig.do(asking(Kind.SLEEP, "late", origin=Origin.IDLENESS))
@@ -248,9 +262,9 @@ def test_neighbours_that_run_something_or_have_just_been_woken_are_left_alone(tm
     rig.run(story)
 
 
-def test_nobody_is_put_to_sleep_where_it_would_not_suffice(tmp_path: Path) -> None:
+def test_nobody_is_put_to_sleep_where_it_would_not_suffice(rig_where: RigWhere) -> None:
     """One byte is missing even with all neighbours asleep."""
-    rig = rig_of(tmp_path, late=ROOM, old={})
+    rig = rig_where(late=ROOM, old={})
 
     async def story() -> None:
         ledger = rig.cluster.ranks["old"][0].ledger
@@ -263,8 +277,8 @@ def test_nobody_is_put_to_sleep_where_it_would_not_suffice(tmp_path: Path) -> No
     rig.run(story)
 
 
-def test_a_neighbour_that_cannot_sleep_is_passed_over(tmp_path: Path) -> None:
-    rig = rig_of(tmp_path, late=ROOM, young={}, old={})
+def test_a_neighbour_that_cannot_sleep_is_passed_over(rig_where: RigWhere) -> None:
+    rig = rig_where(late=ROOM, young={}, old={})
 
     async def story() -> None:
         def prepare() -> None:
@@ -277,9 +291,9 @@ def test_a_neighbour_that_cannot_sleep_is_passed_over(tmp_path: Path) -> None:
     rig.run(story)
 
 
-def test_two_models_that_want_each_others_place_take_turns(tmp_path: Path) -> None:
+def test_two_models_that_want_each_others_place_take_turns(rig_where: RigWhere) -> None:
     """F23: both ask for room again and again; each gets it in time, and neither is put to sleep before it served."""
-    rig = rig_of(tmp_path, one=ROOM, other=ROOM)
+    rig = rig_where(one=ROOM, other=ROOM)
 
     async def story() -> None:
         await rig.do(asking(Kind.SLEEP, "other", origin=Origin.IDLENESS))
@@ -303,8 +317,8 @@ def test_two_models_that_want_each_others_place_take_turns(tmp_path: Path) -> No
     rig.run(story)
 
 
-def test_an_idle_sleep_is_refused_not_drained(tmp_path: Path) -> None:
-    rig = rig_of(tmp_path, chat=IDLE)
+def test_an_idle_sleep_is_refused_not_drained(rig_where: RigWhere) -> None:
+    rig = rig_where(chat=IDLE)
     seen: list[DrainMode] = []
 
     async def story() -> None:

@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-import uvicorn
-from ranks.torpors import CAPACITY_BYTES, MakeTorpor, Torpor, is_in, read, request
+from ranks.front_doors import patient, served
+from ranks.torpors import CAPACITY_BYTES, MakeTorpor, is_in, read, request
 from ranks.toys import KV_BYTES, WEIGHTS_BYTES
 
 from torpor.actors.config import ClusterConfig, RecoverPolicy
 from torpor.actors.messages import FinishReason, ModelState
 from torpor.actors.ports import GateClosed
-from torpor.service.app import create_app
-from torpor.service.gate.gates import Gates
-from torpor.service.gate.patience import PatientInference
-from torpor.service.logs import make_logger
-from torpor.service.serve import bind
 
 ALL_BYTES = WEIGHTS_BYTES + KV_BYTES
-
-
-class NoCounts:
-    def count_waiting(self, model: str, change: int) -> None: ...
-
-    def observe_wait(self, model: str, seconds: float) -> None: ...
-
-
-def patient(torpor: Torpor) -> PatientInference:
-    return PatientInference(
-        torpor.new_front_end(), torpor.control, Gates(torpor.config, torpor.control), NoCounts()
-    )
 
 
 async def test_a_killed_leader_costs_no_request_that_had_not_begun(make_torpor: MakeTorpor) -> None:
@@ -58,26 +38,6 @@ async def test_a_killed_leader_costs_no_request_that_had_not_begun(make_torpor: 
     assert after.ranks[0].pid != view.ranks[0].pid, "another process has served them"
     await torpor.until(lambda view: view.ranks[0].live_sequences == 0, 5)
     await front_end.close()
-
-
-@asynccontextmanager
-async def served(torpor: Torpor) -> AsyncIterator[str]:
-    """A front end over HTTP, in this process."""
-    app = create_app(
-        torpor.control,
-        torpor.new_front_end(),
-        logger=make_logger(io.StringIO()),
-        gates=Gates(torpor.config, torpor.control),
-    )
-    with bind("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            await app.state.context.inference.close()
-            server.should_exit = True
-            await serving
 
 
 HOLDER = """

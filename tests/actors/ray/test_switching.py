@@ -1,0 +1,62 @@
+"""Two models want the one place on a device: idle ones give way to those that are asked (F23, G3, G6, make_room)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from ranks.front_doors import patient
+from ranks.torpors import CAPACITY_BYTES, MakeTorpor, request
+from ranks.toys import KV_BYTES, WEIGHTS_BYTES
+
+from torpor.actors.config import ClusterConfig, GateConfig
+from torpor.actors.messages import Kind, OperationRequest, OperationState, Origin
+from torpor.native import Device, Ledger
+
+ALL_BYTES = WEIGHTS_BYTES + KV_BYTES
+NAMES = ("one", "two")
+
+
+def giving_way(config: ClusterConfig) -> ClusterConfig:
+    gate = GateConfig(make_room="idle", queue_timeout_s=600.0)
+    return replace(config, models=tuple(replace(model, gate=gate) for model in config.models))
+
+
+async def switch(make_torpor: MakeTorpor, clients: int, rounds: int) -> int:
+    """Each client asks both models in turn, `rounds` times; how often a model was woken for it."""
+    torpor = await make_torpor(models=NAMES, adapt=giving_way).loaded()
+    for name in NAMES:  # either may be the one that fits
+        idle = OperationRequest(Kind.SLEEP, name, origin=Origin.IDLENESS)
+        assert (await torpor.control.wait((await torpor.control.submit(idle)).id)).state == "succeeded"
+    # Another process, as far as the ranks can tell, leaves room for one and a half.
+    ledger = Ledger(Device.host(torpor.device_name(0), CAPACITY_BYTES))
+    region = ledger.create_region("other", CAPACITY_BYTES - ALL_BYTES - ALL_BYTES // 2)
+    front_ends = [patient(torpor) for _ in range(2)]
+
+    async def ask(client: int) -> None:
+        for turn in range(rounds):
+            name = NAMES[(client + turn) % 2]
+            async with asyncio.timeout(600):
+                events = [
+                    event async for event in front_ends[client % 2].generate(name, request(5, f"{client}"))
+                ]
+            assert "".join(event.text for event in events) == "xxxxx"
+
+    await asyncio.gather(*(ask(client) for client in range(clients)))
+    assert torpor.free_bytes(0) == ALL_BYTES // 2, "one of them is awake, the other has left nothing behind"
+    operations = await torpor.control.operations(None, 10_000)
+    assert not [one for one in operations if one.state is OperationState.FAILED]
+    for front_end in front_ends:
+        await front_end.close()
+    del region
+    return sum(one.kind is Kind.WAKE and one.state is OperationState.SUCCEEDED for one in operations)
+
+
+async def test_two_models_take_turns_on_a_device_and_all_are_answered(make_torpor: MakeTorpor) -> None:
+    assert await switch(make_torpor, clients=16, rounds=6) >= 4
+
+
+@pytest.mark.long
+async def test_two_models_take_200_turns_on_a_device_for_64_clients(make_torpor: MakeTorpor) -> None:
+    assert await switch(make_torpor, clients=64, rounds=200) >= 200
