@@ -17,6 +17,7 @@ from torpor.actors.messages import (
 from torpor.actors.ports import QueueFull
 from torpor.actors.rank.front_ends import DuplicateRequest, FrontEnds
 from torpor.actors.rank.gate import Gate, GateFull
+from torpor.actors.rank.line import Line
 
 
 class Leader:
@@ -26,6 +27,9 @@ class Leader:
         self.gate = gate
         self.front_ends = front_ends
         self._engine: Engine | None = None
+        self._line = (
+            Line()
+        )  # preparing takes longer for some than for others; who came first is admitted first
 
     def attach(self, engine: Engine) -> None:
         self._engine = engine
@@ -51,10 +55,11 @@ class Leader:
 
     def sink(self, events: Sequence[TokenEvent]) -> None:
         """Where the engine's step thread puts its events. Never waits."""
-        self.front_ends.deliver(events)
+        # First out of the gate: who reads that a request has ended may ask for an idle model at once.
         for event in events:
             if event.finish_reason is not None:
                 self.gate.leave(event.request, event.finish_reason)
+        self.front_ends.deliver(events)
 
     def abort_running(self) -> None:
         """End every admitted request with what it has so far."""
@@ -97,11 +102,19 @@ class Leader:
         return reply
 
     async def _admit(self, engine: Engine, request: GenerateRequest) -> AdmissionReply:
+        place = self._line.join()
         try:
             prepared = await asyncio.to_thread(engine.prepare, request)
-            closed = self.gate.admit(request.id)
+            await place.turn()
+            return self._let_in(engine, request, prepared)
         except InvalidPrompt as error:
             return AdmissionReply(request.id, Admission.INVALID, detail=str(error))
+        finally:
+            place.leave()
+
+    def _let_in(self, engine: Engine, request: GenerateRequest, prepared: object) -> AdmissionReply:
+        try:
+            closed = self.gate.admit(request.id)
         except GateFull as error:
             return AdmissionReply(request.id, Admission.FULL, detail=str(error))
         if closed is not None:

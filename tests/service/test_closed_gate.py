@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from service_rig import GATE, Rig, make_rig
+from service_rig import GATE, Rig, app_over, client_of, config_of, make_rig
 
 from torpor.actors.config import GateConfig
 from torpor.actors.messages import Kind, Operation, OperationRequest, Origin
@@ -87,6 +87,18 @@ async def test_many_requests_to_a_model_that_sleeps_by_idleness_make_one_wake_an
     metrics = (await rig.http.get("/metrics")).text
     assert 'torpor_queue_wait_seconds_count{model="chat"} 20.0' in metrics
     assert 'torpor_queue_length{model="chat"} 0.0' in metrics
+
+
+async def test_several_front_ends_share_one_wake(rig: Rig) -> None:
+    config = config_of({"chat": 1}, Path("unused"))
+    await do(rig, BY_IDLENESS)
+    rig.rank().delay_s["stage"] = 0.3
+    other = app_over(rig.coordinator, rig.inference, config, rig.log)
+    async with client_of(other) as http:
+        rigs = [rig, replace(rig, http=http)]
+        answers = await asyncio.gather(*(ask(rigs[number % 2]) for number in range(10)))
+    assert [answer.status_code for answer in answers] == [200] * 10
+    assert len(await wakes(rig)) == 1
 
 
 async def test_a_request_wakes_a_sleep_that_was_opted_in(rig: Rig) -> None:

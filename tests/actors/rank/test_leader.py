@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Sequence
 
 import pytest
 from ranks.bench import Bench, make_bench, spec
 from ranks.toys import ToyEngine
 
-from torpor.actors.messages import Admission, FinishReason, GateReason, GenerateRequest
+from torpor.actors.messages import Admission, FinishReason, GateReason, GenerateRequest, TokenEvent
 from torpor.actors.ports import QueueFull
 from torpor.actors.rank.core import Parts
 
@@ -74,6 +76,51 @@ async def test_an_engine_that_does_not_take_a_request_gives_its_place_back(
     (reply,) = await bench.core.submit("front", [bench.request()])
     assert (reply.admission, reply.gate_reason, reply.detail) == (admission, reason, "why not")
     assert (await bench.status()).live_sequences == 0
+
+
+async def test_who_comes_first_is_admitted_first_however_long_its_preparing_takes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G3: the order of a queue is kept to the engine; who is refused on the way lets nobody overtake."""
+    prepare, submit, seen = ToyEngine.prepare, ToyEngine.submit, []
+
+    def slow(self: ToyEngine, asked: GenerateRequest) -> object:
+        time.sleep(0.3 if asked.prompt == "slow" else 0)
+        return prepare(self, asked)
+
+    def spy(self: ToyEngine, prepared: GenerateRequest) -> None:
+        seen.append(prepared.prompt)
+        submit(self, prepared)
+
+    monkeypatch.setattr(ToyEngine, "prepare", slow)
+    monkeypatch.setattr(ToyEngine, "submit", spy)
+    prompts = ["slow", "invalid", "quick", "slow", "last"]
+    asked = [bench.request(prompt=prompt) for prompt in prompts]
+    calls = [asyncio.create_task(bench.core.submit("front", [request])) for request in asked]
+    await asyncio.sleep(0.05)
+    calls[0].cancel()  # whoever called goes away; its request had come first all the same
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert seen == ["quick", "slow", "last"] and calls[0].cancelled()
+
+
+async def test_a_request_has_left_the_gate_when_its_end_is_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G2: who reads the end and asks for an idle model at once must not be told that the request still runs."""
+    leader = bench.core._leader
+    assert leader is not None
+    inside = []
+    deliver = leader.front_ends.deliver
+
+    def spy(events: Sequence[TokenEvent]) -> None:
+        inside.extend(leader.gate.running for event in events if event.finish_reason is not None)
+        deliver(events)
+
+    monkeypatch.setattr(leader.front_ends, "deliver", spy)
+    request = bench.request()
+    await bench.admit(request)
+    await bench.read(request.id)
+    assert inside == [0]
 
 
 async def test_more_requests_than_the_engine_may_hold_are_told_that_it_is_full(device_name: str) -> None:
