@@ -693,10 +693,17 @@ inline finish()
 		assert(!REACHABLE(0) || !REACHABLE(1)) /* messages alone never cost a model */
 	fi;
 	journal_state[op] = FINISHED;
-	failed = (verdict == FAILED);
-	lease_holds[op] = failed;
-	verdict = NONE; ans[0] = NONE; ans[1] = NONE;
-	step = REST
+	if
+	:: verdict == FAILED && !was_decided[op] && ans[0] != LOST && ans[1] != LOST ->
+		/* A silent rank may have it staged still: in doubt, until it answers or counts as gone. */
+		seen[0] = 0; seen[1] = 0;
+		step = SETTLE
+	:: else ->
+		failed = (verdict == FAILED);
+		step = REST
+	fi;
+	lease_holds[op] = failed || step == SETTLE;
+	verdict = NONE; ans[0] = NONE; ans[1] = NONE
 }
 
 inline crash()
