@@ -94,6 +94,8 @@ class Keeper:
             operation = await self._control.wait((await self._control.submit(wish)).id)
         except (ControlUnreachable, KeyError):
             return False
+        if operation.state is OperationState.FAILED:
+            return True  # it may recover: that is seen at the next look
         door.detail = ""
         if operation.state is OperationState.SUCCEEDED or operation.code in (
             RejectCode.HELD,

@@ -14,6 +14,7 @@ import pytest
 from service_rig import GATE, Rig, app_over, client_of, config_of, make_rig
 
 from torpor.actors.config import GateConfig
+from torpor.actors.coordinator.memory import Fault
 from torpor.actors.messages import Kind, Operation, OperationRequest, Origin
 from torpor.actors.ports import ControlUnreachable
 
@@ -269,6 +270,21 @@ async def test_a_failed_model_is_waited_for_briefly_only(rig: Rig, monkeypatch: 
     answer = await asyncio.wait_for(ask(rig), 3)
     assert (answer.status_code, answer.json()["reason"]) == (503, "failed")
     assert "rank 0 is gone" in answer.json()["detail"]
+
+
+async def test_a_model_that_fails_in_its_wake_is_waited_for_as_any_failed_one(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its recovery may come within the request's time, and then it is woken again."""
+    monkeypatch.setattr("torpor.service.gate.keeper.FAILED_PATIENCE_S", 0.5)
+    monkeypatch.setattr("torpor.service.gate.keeper.LOOK_S", 0.1)
+    await do(rig, BY_IDLENESS)
+    rig.rank().fault("stage", Fault.DIE)
+    began = asyncio.get_running_loop().time()
+    answer = await asyncio.wait_for(ask(rig), 10)
+    assert (answer.status_code, answer.json()["reason"]) == (503, "failed"), answer.text
+    assert asyncio.get_running_loop().time() - began > 0.5
+    assert len(await wakes(rig)) == 1
 
 
 async def test_a_coordinator_that_is_away_for_a_while_costs_nobody_its_place(
