@@ -22,7 +22,7 @@ class Counts(Protocol):
 # What ends the wait, as far as a person can do something about it.
 _HINTS: Mapping[str, str] = {
     GateReason.ASLEEP: "Wake it with POST /models/{model}/wake.",
-    GateReason.CONTENTS_UNDEFINED: "Its weights woke without contents; delete the model and make it anew to reload them.",
+    GateReason.CONTENTS_UNDEFINED: "Its weights woke without contents; POST /models/{model}/recover loads them anew.",
     "ending": "Another front end may answer at once.",
     GateReason.FAILED: "Look at GET /models/{model}; POST /models/{model}/recover replaces its ranks.",
     GateReason.RECOVERING: "Its ranks are being replaced; repeat after the time in Retry-After.",

@@ -44,7 +44,8 @@ class Recovery:
     async def run(self, runtime: ModelRuntime, run: Run) -> None:
         """From waiting for its turn to the journaled outcome."""
         refusal = None if run.resumed else await self._execution.take_turn(runtime, run)
-        healthy = not (runtime.published.failed or run.resumed)
+        published = runtime.published
+        healthy = not (published.failed or published.undefined_tags or run.resumed)
         if refusal is None:
             refusal = self._refusal(runtime, run, healthy)
         if refusal is not None:

@@ -44,7 +44,7 @@ class DeleteBody(BaseModel):
 
 @router.post("/models/{model}/recover", openapi_extra=json_body(RecoverBody))
 async def recover(model: str, request: Request) -> Response:
-    """Replace all ranks of a failed model. One that is well is left as it is."""
+    """Replace all ranks of a model that is failed, or whose contents are undefined. One that is well stays as it is."""
     tree = await read_json(request)
     body = parse(RecoverBody, tree)
     wish = OperationRequest(

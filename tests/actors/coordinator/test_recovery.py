@@ -118,6 +118,21 @@ def test_a_healthy_model_is_left_as_it_is(tmp_path: Path) -> None:
     rig.run(story)
 
 
+def test_a_model_that_woke_without_its_weights_gets_them_from_their_source(tmp_path: Path) -> None:
+    """C9."""
+    rig, _ = making_rig(tmp_path)
+
+    async def story() -> None:
+        await rig.do(asking(Kind.SLEEP, restore={"weights": RestoreMode.NONE}))
+        await rig.do(WAKE)
+        assert (await rig.coordinator.model("chat")).gate_reason is GateReason.CONTENTS_UNDEFINED
+        assert not rig.gate_open()
+        assert (await rig.do(RECOVER)).state is OperationState.SUCCEEDED
+        assert rig.gate_open() and (await rig.coordinator.model("chat")).gate_open
+
+    rig.run(story)
+
+
 def test_sleep_and_wake_are_refused_meanwhile_or_wait_it_out_and_an_equal_recover_joins(
     tmp_path: Path,
 ) -> None:
