@@ -2,6 +2,7 @@
 // same name and attributes. The library never prints, exits or aborts.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <stdexcept>
 #include <string>
@@ -11,7 +12,14 @@ namespace torpor {
 
 class Error : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  explicit Error(std::string what) : std::runtime_error(whole(std::move(what))) {}
+
+ private:
+  // what() ends at a NUL: one in a name that is quoted must not hide the rest.
+  static std::string whole(std::string what) {
+    std::replace(what.begin(), what.end(), '\0', '?');
+    return what;
+  }
 };
 
 // A device, host or disk that has no room. needed and free are bytes at the moment of the refusal.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <ranges>
+#include <string>
 #include <utility>
 
 #include "torpor/errors.hpp"
@@ -10,6 +11,10 @@ namespace torpor::kv {
 namespace {
 
 constexpr std::size_t default_sequence_tokens = std::size_t{1} << 20;
+// Each sequence has tables of max_sequence_tokens, and the events kept are allocated at once.
+constexpr std::size_t most_sequence_tokens = std::size_t{1} << 26;
+constexpr std::size_t most_events = std::size_t{1} << 24;
+
 constexpr std::size_t least_chunks = 16;
 
 // The device's chunk, but small enough that a pool can give a sixteenth of them all away.
@@ -25,6 +30,12 @@ KvSpec checked(KvSpec spec) {
     throw Misuse("max_utilisation must be more than 0 and at most 1");
   }
   if (spec.sequence_tokens == 0) throw Misuse("sequence_tokens must be at least 1");
+  if (spec.max_sequence_tokens > most_sequence_tokens) {
+    throw Misuse("max_sequence_tokens must be at most " + std::to_string(most_sequence_tokens));
+  }
+  if (spec.event_count > most_events) {
+    throw Misuse("event_count must be at most " + std::to_string(most_events));
+  }
   if (spec.own_codec == nullptr) spec.own_codec = make_codec(spec.codec);
   const bool makes_file = spec.disk_file == nullptr && !spec.disk_path.empty();
   if (makes_file) spec.disk_file = std::make_shared<DiskFile>(spec.disk_path, SIZE_MAX);
