@@ -49,6 +49,27 @@ CASE("the longest chain of whole blocks is found, and gives its pages in order")
   CHECK(matched(tree, "a", {}) == 0);
 }
 
+CASE(
+    "a match ends with the known blocks, however many there are, at a block that differs or at the prompt's "
+    "end") {
+  constexpr Token known = 300;
+  PrefixTree tree(block);
+  std::deque<Page> pages;
+  Tokens tokens(std::size_t{2} * known);
+  for (Token at = 0; at < 2 * known; ++at) tokens[static_cast<std::size_t>(at)] = at;
+  insert_chain(tree, "a", tokens, pages);
+  for (std::size_t blocks = 0; blocks < known; ++blocks) {
+    Tokens prompt = tokens;
+    prompt[2 * blocks + 1] = -1;
+    CHECK(matched(tree, "a", prompt) == blocks);
+    prompt.resize(2 * blocks + 1);
+    const auto chain = tree.match("a", prompt);
+    CHECK(chain.size() == blocks);
+    for (std::size_t at = 0; at < blocks; ++at) CHECK(chain[at]->page() == &pages[at]);
+  }
+  CHECK(matched(tree, "a", tokens) == known);
+}
+
 CASE("two scopes never share a block") {
   PrefixTree tree(block);
   std::deque<Page> pages;
@@ -128,6 +149,14 @@ CASE("a scope without blocks leaves no trace") {
     tree.remove(*leaf, [](Page&) {});
   }
   CHECK(tree.scopes() == 0);
+}
+
+CASE("a table of huge pages begins at one, keeps what is written, and moves when it grows") {
+  std::vector<std::uint32_t, torpor::kv::HugePages<std::uint32_t>> table(16, 7);
+  table.resize(std::size_t{1} << 20, 9);
+  CHECK(reinterpret_cast<std::uintptr_t>(table.data()) % (std::size_t{2} << 20) == 0);
+  CHECK(std::count(table.begin(), table.end(), 7U) == 16);
+  CHECK(std::count(table.begin(), table.end(), 9U) == (1 << 20) - 16);
 }
 
 CASE("thousands of blocks in random order are found as a plain set would say") {

@@ -1,6 +1,7 @@
 #include "torpor/kv/prefix_tree.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 #include <utility>
 
@@ -9,10 +10,16 @@ namespace {
 
 constexpr std::size_t first_buckets = 64;
 
+constexpr std::size_t first_window = 4, max_window = 64;
+
 // Multiply and fold: cheap, and every input bit reaches every output bit after two rounds.
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
   hash = (hash ^ value) * 0x9E3779B97F4A7C15ULL;
   return hash ^ (hash >> 29);
+}
+
+std::uint64_t bits(Token token) noexcept {
+  return static_cast<std::uint32_t>(token);
 }
 
 }  // namespace
@@ -23,7 +30,9 @@ PrefixTree::PrefixTree(std::size_t tokens_per_block, std::uint64_t hash_mask)
 std::uint64_t PrefixTree::chained_hash(std::uint64_t parent_hash,
                                        std::span<const Token> block) const noexcept {
   std::uint64_t hash = parent_hash;
-  for (const Token token : block) hash = mix(hash, static_cast<std::uint32_t>(token));
+  std::size_t at = 0;
+  for (; at + 1 < block.size(); at += 2) hash = mix(hash, bits(block[at]) << 32 | bits(block[at + 1]));
+  if (at < block.size()) hash = mix(hash, bits(block[at]));
   return mix(hash, block.size()) & hash_mask_;
 }
 
@@ -32,22 +41,47 @@ std::vector<Node*> PrefixTree::match(const std::string& scope, std::span<const T
   const auto known = roots_.find(scope);
   if (known == roots_.end()) return chain;
   const Node* parent = known->second;
-  while (tokens.size() >= tokens_per_block_) {
-    Node* const node = find(*parent, tokens.first(tokens_per_block_));
-    if (node == nullptr) break;
-    chain.push_back(node);
-    parent = node;
-    tokens = tokens.subspan(tokens_per_block_);
+  // In a large tree nearly every step is a cache miss. The hashes of blocks ahead need no node, so that the
+  // misses of a whole window overlap; it grows with the match, since an unknown prompt ends in the first.
+  std::array<std::uint64_t, max_window> hashes{};
+  std::array<Node*, max_window> nodes{};
+  for (std::size_t window = first_window; tokens.size() >= tokens_per_block_;
+       window = std::min(2 * window, max_window)) {
+    const std::size_t blocks = std::min(window, tokens.size() / tokens_per_block_);
+    const auto block = [&](std::size_t at) {
+      return tokens.subspan(at * tokens_per_block_, tokens_per_block_);
+    };
+    std::uint64_t hash = parent->hash;
+    for (std::size_t at = 0; at < blocks; ++at) {
+      hashes[at] = hash = chained_hash(hash, block(at));
+      __builtin_prefetch(&bucket(hash));
+    }
+    for (std::size_t at = 0; at < blocks; ++at) __builtin_prefetch(nodes[at] = bucket(hashes[at]));
+    for (std::size_t at = 0; at < blocks; ++at) {
+      if (nodes[at] == nullptr) continue;
+      __builtin_prefetch(nodes[at]->tokens.data());
+      __builtin_prefetch(&nodes[at]->tokens.back());
+    }
+    for (std::size_t at = 0; at < blocks; ++at) {
+      Node* const node = confirmed(nodes[at], *parent, hashes[at], block(at));
+      if (node == nullptr) return chain;
+      chain.push_back(node);
+      parent = node;
+    }
+    tokens = tokens.subspan(blocks * tokens_per_block_);
   }
   return chain;
 }
 
 Node* PrefixTree::find(const Node& parent, std::span<const Token> block) const noexcept {
   const std::uint64_t hash = chained_hash(parent.hash, block);
-  Node* node = buckets_[hash & (buckets_.size() - 1)];
-  while (node != nullptr) {
+  return confirmed(bucket(hash), parent, hash, block);
+}
+
+Node* PrefixTree::confirmed(Node* first, const Node& parent, std::uint64_t hash,
+                            std::span<const Token> block) noexcept {
+  for (Node* node = first; node != nullptr; node = node->next_in_bucket) {
     if (node->hash == hash && node->parent == &parent && std::ranges::equal(node->tokens, block)) return node;
-    node = node->next_in_bucket;
   }
   return nullptr;
 }
@@ -87,7 +121,7 @@ std::vector<std::uint64_t> PrefixTree::hashes(const std::string& scope, std::spa
 
 Node& PrefixTree::insert(Node& parent, std::span<const Token> block, std::span<Page* const> pages) {
   assert(!block.empty() && block.size() <= tokens_per_block_ && find(parent, block) == nullptr);
-  if (blocks_ >= buckets_.size()) grow_buckets();
+  if (2 * blocks_ >= buckets_.size()) grow_buckets();
   Node& node = nodes_.take();
   try {
     node.tokens.assign(block.begin(), block.end());
@@ -164,7 +198,7 @@ void PrefixTree::drop_empty_root(Node* root) noexcept {
 }
 
 void PrefixTree::grow_buckets() {
-  std::vector<Node*> larger(buckets_.size() * 2, nullptr);
+  decltype(buckets_) larger(buckets_.size() * 2, nullptr);
   for (Node* node : buckets_) {
     while (node != nullptr) {
       Node* const next = node->next_in_bucket;

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "torpor/kv/huge_pages.hpp"
 #include "torpor/kv/page.hpp"
 #include "torpor/kv/records.hpp"
 
@@ -28,15 +29,16 @@ namespace torpor::kv {
 
 using Token = std::int32_t;
 
-struct Node {
+// What a lookup reads comes first, in one cache line.
+struct alignas(64) Node {
   Node* parent = nullptr;  // nullptr: this is a root
+  Node* next_in_bucket = nullptr;
+  std::uint64_t hash = 0;
+  std::vector<Token> tokens;  // tokens_per_block of them; fewer: a partial block
   Node* first_child = nullptr;
   Node* next_sibling = nullptr;
   Node* previous_sibling = nullptr;
-  Node* next_in_bucket = nullptr;
-  std::uint64_t hash = 0;
   std::uint64_t serial = 0;            // changes when the record is used for another block; 0 while unused
-  std::vector<Token> tokens;           // tokens_per_block of them; fewer: a partial block
   std::vector<Page*> pages;            // by life cycle; nullptr where there is none
   const std::string* scope = nullptr;  // a root's; else nullptr
   Tier last_tier = Tier::gpu;          // that the page was in which it lost last
@@ -138,6 +140,12 @@ class PrefixTree final {
  private:
   [[nodiscard]] std::uint64_t chained_hash(std::uint64_t parent_hash,
                                            std::span<const Token> block) const noexcept;
+  [[nodiscard]] Node* const& bucket(std::uint64_t hash) const noexcept {
+    return buckets_[hash & (buckets_.size() - 1)];
+  }
+  // The known one among the nodes of a bucket from `first` on; nullptr when there is none.
+  [[nodiscard]] static Node* confirmed(Node* first, const Node& parent, std::uint64_t hash,
+                                       std::span<const Token> block) noexcept;
   [[nodiscard]] std::uint64_t root_hash(const std::string& scope) const noexcept;
   void grow_buckets();
   // Unlinks a leaf without pages.
@@ -147,7 +155,7 @@ class PrefixTree final {
   std::uint64_t hash_mask_;
   std::unordered_map<std::string, Node*> roots_;
   Records<Node> nodes_;
-  std::vector<Node*> buckets_;  // a power of two
+  std::vector<Node*, HugePages<Node*>> buckets_;  // a power of two, at least twice the blocks
   std::size_t blocks_ = 0;
   std::size_t tokens_ = 0;
   std::uint64_t last_serial_ = 0;
