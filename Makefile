@@ -10,7 +10,7 @@ SOURCES := $(shell find service actors native -name '*.py' -o -name '*.pyi')
 export PYTHONDONTWRITEBYTECODE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run serve test links test-native test-sanitize test-python test-long bench lint format tree stub clean
+.PHONY: help setup run serve test links test-native test-sanitize test-python test-long bench lint tidy format tree stub clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -64,11 +64,21 @@ test-python: setup ## the Python tests
 test-long: setup ## what takes minutes; results are kept in tests/bench/results/
 	$(BIN)/python -m pytest -m long tests
 
+bench: $(VENV)/installed ## the benchmarks that need no GPU, into build/bench/; P10 takes 4 GiB of memory
+	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/native -G Ninja -DTORPOR_TESTS=ON -DTORPOR_PYTHON=OFF >/dev/null
+	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/native --target p10_prefix_tree
+	$(BIN)/python tests/bench/p10_prefixes.py --program build/native/tests/bench/p10_prefix_tree --json build/bench
+	$(BIN)/python tests/bench/p4_host.py --json build/bench
+
 lint: $(VENV)/installed links ## ruff, mypy --strict, clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.cpp' '*.hpp')
 	$(BIN)/mypy
+
+tidy: $(VENV)/installed ## clang-tidy over the C++ sources: minutes, and not clean yet
+	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/native -G Ninja -DTORPOR_TESTS=ON -DTORPOR_PYTHON=OFF -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
+	git ls-files 'native/src/*.cpp' 'tests/native/*.cpp' | xargs -P $$(nproc) -n 1 $(BIN)/clang-tidy --quiet -p build/native
 
 format: ## put everything into the house style
 	$(BIN)/ruff check --fix .
