@@ -102,6 +102,7 @@ def test_memory_and_status_are_plain_dictionaries(device: Device) -> None:
     assert ledger.tags == ["scales", "weights"]
     assert ledger.status() == {
         "phase": "idle", "operation": None, "kind": None, "mutated": False, "parked_tags": [],
+        "evicted": {"pages": 0, "prefix_tokens": 0},
     }  # fmt: skip
     plan = ledger.preflight("sleep", "op-1", restore={"weights": "cpu"})
     assert (plan.kind, plan.operation, plan.free_bytes, plan.keep_bytes) == (
