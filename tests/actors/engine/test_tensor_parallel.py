@@ -137,14 +137,14 @@ def test_more_than_one_rank_needs_its_addresses(tmp_path: Path) -> None:
 def test_a_sleep_outlasts_every_time_out_and_a_leader_that_dies_ends_its_follower(tmp_path: Path) -> None:
     """F24, F29, with a generation frozen in it; and the end of the same two ranks."""
     two = write_config(tmp_path, num_attention_heads=4, num_key_value_heads=2)
-    with Ranks(dummy_spec(two, tensor_parallel=2), step_timeout_s=3.0) as ranks:
+    with Ranks(dummy_spec(two, tensor_parallel=2), step_timeout_s=5.0) as ranks:
         expected = Oracle(two).greedy(PROMPTS[0], 4)
         assert ranks.call(0, "tell", PROMPTS[0], max_tokens=4)[0] == expected
         running = ranks.call(0, "ask", PROMPTS[1], max_tokens=60)
         wait_for_events(ranks, running, 3)
         ranks.call_all("sleep", ["kv_cache", "weights"], "pinned")
         frozen = len(ranks.call(0, "events", running))
-        time.sleep(4.0)
+        time.sleep(5.5)
         assert len(ranks.call(0, "events", running)) == frozen < 60
         ranks.call_all("wake", ["kv_cache", "weights"])
         assert tokens_of(wait_for_events(ranks, running, 60)) == Oracle(two).greedy(PROMPTS[1], 60)
