@@ -4,6 +4,7 @@
 #include <span>
 #include <utility>
 
+#include "piece_maker.hpp"
 #include "torpor/transfer.hpp"
 
 namespace torpor {
@@ -50,7 +51,8 @@ std::size_t SavedCopy::next_bytes() const noexcept {
   return std::min(piece_bytes, contents_bytes_ - saved_bytes_);
 }
 
-void SavedCopy::begin_piece(Address from, StageContext& context, std::optional<Device::Mark>& before) {
+void SavedCopy::begin_piece(Address from, StageContext& context, PieceMaker& maker,
+                            std::optional<Device::Mark>& before) {
   const std::size_t part_bytes = next_bytes();
   const Address source = from + saved_bytes_;
   if (disk_) {
@@ -58,7 +60,7 @@ void SavedCopy::begin_piece(Address from, StageContext& context, std::optional<D
     const DiskMove move{source, extents_.back().offset(), part_bytes};
     (void)save_to_disk(*context.device, *pool_, *disk_, std::span(&move, 1), context.deadline, context.stop);
   } else {
-    host_.push_back(pool_->acquire(part_bytes, pinned_));
+    host_.push_back(maker.next());
     const Copy one{host_.back().base(), source, part_bytes};
     context.device->copy(std::span(&one, 1), StreamId::out);
     const Device::Mark here = context.device->mark(StreamId::out);
@@ -71,8 +73,9 @@ void SavedCopy::begin_piece(Address from, StageContext& context, std::optional<D
 
 void SavedCopy::save_piece(Address from, StageContext& context) {
   std::optional<Device::Mark> before;
+  PieceMaker maker(*pool_, pinned_, next_bytes(), piece_bytes);
   try {
-    begin_piece(from, context, before);
+    begin_piece(from, context, maker, before);
     if (!disk_) context.device->wait(StreamId::out, context.deadline, context.stop);
   } catch (...) {
     drain(*context.device, StreamId::out);
@@ -82,8 +85,9 @@ void SavedCopy::save_piece(Address from, StageContext& context) {
 
 void SavedCopy::save_rest(Address from, StageContext& context) {
   std::optional<Device::Mark> before;
+  PieceMaker maker(*pool_, pinned_, contents_bytes_ - saved_bytes_, piece_bytes);
   try {
-    while (saved_bytes_ < contents_bytes_) begin_piece(from, context, before);
+    while (saved_bytes_ < contents_bytes_) begin_piece(from, context, maker, before);
     if (!disk_) context.device->wait(StreamId::out, context.deadline, context.stop);
   } catch (...) {
     drain(*context.device, StreamId::out);  // whoever drops this frees the pieces: nothing may write there

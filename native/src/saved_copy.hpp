@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "torpor/disk_file.hpp"
@@ -13,6 +14,8 @@
 #include "torpor/participant.hpp"
 
 namespace torpor {
+
+class PieceMaker;  // piece_maker.hpp
 
 class SavedCopy final {
  public:
@@ -44,7 +47,8 @@ class SavedCopy final {
  private:
   [[nodiscard]] std::size_t next_bytes() const noexcept;
   // `before` stands for the piece before this one, which may still be under way.
-  void begin_piece(Address from, StageContext& context, std::optional<Device::Mark>& before);
+  void begin_piece(Address from, StageContext& context, PieceMaker& maker,
+                   std::optional<Device::Mark>& before);
 
   std::shared_ptr<HostPool> pool_;
   std::shared_ptr<DiskFile> disk_;  // null: in host memory
