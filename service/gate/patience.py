@@ -62,6 +62,7 @@ class PatientInference:
     async def close(self) -> None:
         """Who waits is refused, who runs is told by the Inference below."""
         await self._keeper.close()
+        await self._gates.close()
         close = getattr(self._inner, "close", None)
         if close is not None:
             await close()

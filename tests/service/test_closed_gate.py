@@ -335,6 +335,36 @@ async def test_a_front_end_that_ends_refuses_who_waits(rig_with: MakeRig) -> Non
             assert (answer.status_code, answer.json()["reason"]) == (503, "ending")
 
 
+async def test_a_silent_coordinator_keeps_no_request_from_an_open_gate(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M6: what is known of gates is asked anew beside the requests, not before them."""
+    asked = asyncio.Event()
+
+    async def never() -> Any:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("torpor.service.gate.gates.FRESH_S", 0.0)
+    monkeypatch.setattr(rig.coordinator, "describe", never)
+    for _ in range(2):
+        assert (await asyncio.wait_for(ask(rig), 2)).status_code == 200
+    assert asked.is_set()
+
+
+async def test_a_gate_that_was_configured_anew_counts_for_whoever_comes_later(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torpor.service.gate.gates.FRESH_S", 0.0)
+    config = await rig.coordinator.describe()
+    await rig.coordinator.adapt(replace(config.models[0], gate=replace(GATE, when_closed="reject")))
+    assert (await ask(rig)).status_code == 200
+    await do(rig, BY_IDLENESS)
+    answer = await asyncio.wait_for(ask(rig), 2)
+    assert (answer.status_code, answer.json()["code"]) == (503, "gate_closed")
+    assert await wakes(rig) == []
+
+
 async def test_names_of_models_that_are_not_there_are_not_collected(rig: Rig) -> None:
     for number in range(5):
         assert (await ask(rig, model=f"nobody-{number}")).status_code == 404
