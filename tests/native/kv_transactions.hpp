@@ -19,7 +19,7 @@ class KvTransactions {
   }
   void stage(const torpor::Plan& what) { ledger().stage(what, std::chrono::seconds(20)); }
   void run(const torpor::Plan& what) {
-    CHECK(what.refusals.empty());
+    for (const torpor::Refusal& refusal : what.refusals) check::fail(__FILE__, __LINE__, refusal.reason);
     stage(what);
     ledger().commit();
     ledger().publish();

@@ -119,9 +119,11 @@ CASE("a device that fails for good from any call on leaves sound books and held 
     world.held.handle->suspend();
     prefix_holds(rig, "old", rig.kv->probe("old", tokens_from(0, 17)));
     prefix_holds(rig, "new", 12);
+    const std::size_t gpu_bytes = rig.kv->slots() * page_bytes;
+    rig.kv->resize_pools(gpu_bytes, 24 * page_bytes);  // a preserving sleep keeps to the host tier's ceiling
     rig.sleep(RestoreMode::pinned);
     rig.wake();
-    rig.kv->resize_pools(8 * page_bytes);
+    rig.kv->resize_pools(8 * page_bytes, 2 * page_bytes);
     CHECK(world.held.handle->resume() && rig.holds(world.held));
     prefix_holds(rig, "new", 12);
   }

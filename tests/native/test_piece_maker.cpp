@@ -45,7 +45,8 @@ CASE("what was made ahead and is not wanted goes back to the pool, and a single 
     const HostBuffer first = rig.maker->next();
   }
   rig.maker.reset();
-  CHECK(made(*rig.faulty) == 3 && rig.pool.idle_bytes() == 2 * piece);
+  // A thread that comes late takes what the others gave back.
+  CHECK(made(*rig.faulty) <= 3 && rig.pool.idle_bytes() == (made(*rig.faulty) - 1) * piece);
   Made single(piece);
   (void)single.maker->next();
   single.maker.reset();
