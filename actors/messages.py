@@ -191,7 +191,7 @@ class OperationRequest:
     restore: Mapping[str, RestoreMode] = field(default_factory=dict)
     drain: DrainSpec = field(default_factory=DrainSpec)
     overflow: str = "reject"
-    verify: bool = False
+    verify: bool | None = None  # None: a sleep as configured, a wake compares what was recorded
     dry_run: bool = False
     on_conflict: OnConflict = OnConflict.REJECT
     wake_on_request: bool = False
@@ -244,7 +244,7 @@ class PhaseReply:
     disk_bytes: int = 0  # to be newly taken on the node's disk
     residual: Mapping[str, int] = field(default_factory=dict)
     aborted_requests: int = 0
-    prefix_tokens_lost: int = 0
+    prefix_tokens_lost: int = 0  # preflight: planned; stage and abort: evicted by then; commit: in all
     modes: Mapping[str, str] = field(default_factory=dict)  # tag -> mode really in force
     seconds: float = 0.0
 

@@ -57,7 +57,7 @@ class OperationBody(_Body):
     model: str | None = None
     models: list[str] | Literal["*"] | None = None
     tags: list[str] | None = None
-    verify: bool = False
+    verify: bool | None = None  # None: as the model is configured
     dry_run: bool = False
     on_conflict: Literal["reject", "wait"] = "reject"
     timeout_s: Seconds | None = None

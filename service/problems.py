@@ -71,7 +71,10 @@ REJECT_HINT: Mapping[RejectCode, str] = {
     RejectCode.HELD: "It was put to sleep on purpose. Wake it with POST /models/{m}/wake.",
     RejectCode.WRONG_STATE: 'Look at GET /models/{m}; `"on_conflict": "wait"` waits for a loading model.',
     RejectCode.DEVICE_MEMORY: "Free device memory (let another model sleep), then repeat; nothing was lost.",
-    RejectCode.HOST_MEMORY: "Sleep with a restore mode that keeps less, or raise the host tier or node.host_bytes.",
+    RejectCode.HOST_MEMORY: (
+        'Sleep with a restore mode that keeps less, raise the host tier or node.host_bytes, or send `"overflow": '
+        '"evict"` to drop reusable prefixes.'
+    ),
     RejectCode.DISK_SPACE: "Sleep with another restore mode, or raise node.disk_bytes.",
     RejectCode.EXTERNAL_REGISTRATION: "Close the registration that is named, then repeat.",
     RejectCode.DEVICE_BUSY: "Something still computes on the device; repeat when it has ended.",
@@ -146,10 +149,12 @@ def operation_problem(operation: Operation, known: Mapping[str, Any] | None = No
             fields[name] = record[name]
     fields.update(known or {})
     verb = f"{operation.kind} of {operation.model!r}"
+    lost = operation.prefix_tokens_lost
+    told = f"; {lost} tokens of reusable prefixes were dropped before that" if lost else ""
     if operation.state is OperationState.FAILED:
         hint = "Its gate stays closed. Look at `ranks` for what failed; POST /models/{m}/recover rebuilds it."
-        detail = f"{verb} failed: {operation.reason or 'a rank did not commit'}"
+        detail = f"{verb} failed: {operation.reason or 'a rank did not commit'}{told}"
         return Problem(500, Code.FAILED, detail, hint=hint, **fields)
     code = operation.code or RejectCode.REFUSED
-    detail = f"{verb} rejected: {operation.reason or code}"
+    detail = f"{verb} rejected: {operation.reason or code}{told}"
     return Problem(REJECT_STATUS[code], code, detail, hint=REJECT_HINT[code], **fields)

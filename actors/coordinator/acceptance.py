@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torpor.actors.coordinator.holds import refusal as held
 from torpor.actors.coordinator.runtime import ModelRuntime
@@ -13,6 +14,14 @@ _OF_RANKS = (Kind.RECOVER, Kind.DELETE)  # they make and end ranks
 # In these a request of the kind is refused at once, whoever would wait or not; and where waiting helps.
 _WRONG = (ModelState.LOADING, ModelState.RECOVERING, ModelState.FAILED)
 _NEVER_WRONG = {(Kind.RECOVER, ModelState.FAILED), *((Kind.DELETE, state) for state in _WRONG)}
+
+
+def as_configured(runtime: ModelRuntime | None, request: OperationRequest) -> OperationRequest:
+    """With the model's own answer to whether to verify, where the request gives none."""
+    if request.verify is not None:
+        return request
+    verify = request.kind is Kind.SLEEP and runtime is not None and runtime.config.verify
+    return replace(request, verify=verify)
 
 
 def refusal_of(

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from torpor.actors.config import ClusterConfig, ModelConfig
-from torpor.actors.coordinator.acceptance import conflict_of, refusal_of
+from torpor.actors.coordinator.acceptance import as_configured, conflict_of, refusal_of
 from torpor.actors.coordinator.care import Care
 from torpor.actors.coordinator.execution import Execution
 from torpor.actors.coordinator.feed import Feed
@@ -221,6 +221,7 @@ class Coordinator:
 
     async def submit(self, request: OperationRequest) -> Operation:
         """Start, join or refuse. Raises KeyReused."""
+        request = as_configured(self._models.get(request.model), request)
         async with self._submitting:
             if request.idempotency_key is not None:
                 known = await self._journal.find_key(request, self._now())

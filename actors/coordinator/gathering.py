@@ -38,6 +38,7 @@ class RankSlot:
     drained: PhaseReply | None = None
     staged: PhaseReply | None = None
     committed: PhaseReply | None = None
+    prefix_tokens_lost: int = 0  # as its answers tell, those that say no too; not what is only planned
 
     @property
     def device_bytes(self) -> int:
@@ -153,6 +154,8 @@ class Gathering:
         slot = self.slots[rank]
         if slot.answer is not None or not self._is_current(step, rank, reply):
             return
+        if step is not Step.PREFLIGHT:
+            slot.prefix_tokens_lost = max(slot.prefix_tokens_lost, reply.prefix_tokens_lost)
         if reply.ok:
             self._keep(step, slot, reply)
             self._yes(step, slot)

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from torpor.actors.config import ModelConfig
+from torpor.actors.coordinator.gathering import RankSlot
 from torpor.actors.coordinator.machine import Machine
 from torpor.actors.messages import (
     DrainMode,
@@ -175,9 +176,12 @@ def same_request(
 ) -> bool:
     """Same kind, model, tags and modes, with what is left out filled in: such a request joins the other.
 
-    The drain's mode is one of them: who wants to wait must not be refused since another wanted an idle model.
+    The drain's mode is one of them: who wants to wait must not be refused since another wanted an idle model. So
+    are overflow and verify: who would lose no prefix must not join a sleep that drops some.
     """
     if (one.kind, one.model, one.dry_run) != (other.kind, other.model, other.dry_run):
+        return False
+    if (one.overflow, one.verify) != (other.overflow, other.verify):
         return False
     if (one.to, one.accept_stale_weights) != (other.to, other.accept_stale_weights):
         return False
@@ -210,7 +214,9 @@ def fill(operation: Operation, machine: Machine) -> None:
             operation.restore.update(slot.plan.modes)
     told = [r for slot in machine.slots for r in (slot.drained, slot.staged, slot.committed) if r is not None]
     operation.aborted_requests = sum(reply.aborted_requests for reply in told)
-    operation.prefix_tokens_lost = max((reply.prefix_tokens_lost for reply in told), default=0)
+    operation.prefix_tokens_lost = max(
+        (_prefix_tokens_lost(slot, machine.request.dry_run) for slot in machine.slots), default=0
+    )
     if machine.request.dry_run and machine.request.kind is Kind.WAKE:
         operation.needed_bytes = sum(
             slot.plan.device_bytes for slot in machine.slots if slot.plan is not None
@@ -220,6 +226,12 @@ def fill(operation: Operation, machine: Machine) -> None:
         if machine.refusal.needed_bytes:
             operation.needed_bytes = machine.refusal.needed_bytes
             operation.free_bytes = machine.refusal.free_bytes
+
+
+def _prefix_tokens_lost(slot: RankSlot, dry_run: bool) -> int:
+    if not dry_run:
+        return slot.prefix_tokens_lost
+    return slot.plan.prefix_tokens_lost if slot.plan is not None else 0
 
 
 def phase_bytes(machine: Machine, phase: Phase) -> int:

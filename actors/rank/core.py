@@ -206,7 +206,7 @@ class RankCore:
                 engine.start(_no_events)
             machinery = Machinery(ledger, engine)
             if spec.parked:
-                machinery.park(spec.parked)
+                machinery.park(spec.parked, spec.model.verify)
         except BaseException:
             engine.close()
             raise

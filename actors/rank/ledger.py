@@ -1,10 +1,11 @@
-"""The ledger of a rank, which remembers the KV managers that were made in it."""
+"""The ledger of a rank, which remembers the KV caches that were made in it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torpor.native import KvManager, Ledger
+from torpor.actors.rank.replies import WITHOUT_CONTENTS
+from torpor.native import KvManager, Ledger, Plan
 
 
 class RankLedger(Ledger):
@@ -12,17 +13,39 @@ class RankLedger(Ledger):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._managers: list[KvManager] = []
+        self._managers: dict[tuple[str, str], KvManager] = {}  # by tag and name
 
     def create_kv_manager(self, *arguments: Any, **options: Any) -> KvManager:
-        manager = super().create_kv_manager(*arguments, **options)
-        self._managers.append(manager)
-        return manager
+        return self._remember(super().create_kv_manager(*arguments, **options), options)
+
+    def create_kv_cache(self, *arguments: Any, **options: Any) -> KvManager:
+        return self._remember(super().create_kv_cache(*arguments, **options), options)
 
     def prefix_tokens(self) -> int:
         """Tokens that new sequences could find. Waits for a manager that moves pages."""
-        return sum(manager.stats()["prefix_tokens"] for manager in self._managers)
+        return sum(_prefix_tokens(manager) for manager in self._managers.values())
+
+    def prefix_tokens_lost_by(self, plan: Plan) -> int:
+        """How many of them this plan would drop: those that find no room, and all of what is not preserved."""
+        if plan.kind != "sleep":
+            return 0
+        discarded = [
+            _prefix_tokens(self._managers[row["tag"], row["name"]])
+            for row in plan.items
+            if row["mode"] in WITHOUT_CONTENTS
+            and not row["noop"]
+            and (row["tag"], row["name"]) in self._managers
+        ]
+        return sum(discarded) + int(plan.evicts["prefix_tokens"])
 
     def let_go(self) -> None:
         """Drop the managers, for their memory to go when the engine drops them too."""
         self._managers.clear()
+
+    def _remember(self, manager: KvManager, options: dict[str, Any]) -> KvManager:
+        self._managers[options.get("tag", "kv_cache"), options.get("name", "")] = manager
+        return manager
+
+
+def _prefix_tokens(manager: KvManager) -> int:
+    return int(manager.stats()["prefix_tokens"])

@@ -81,6 +81,7 @@ class Machinery:
             "disk_bytes": plan.disk_bytes,
             "residual": residual_of(memory, request.tags),
             "modes": modes_of(plan),
+            "prefix_tokens_lost": self.ledger.prefix_tokens_lost_by(plan),
         }
         return Planned(plan, refusals, numbers)
 
@@ -114,9 +115,9 @@ class Machinery:
         digest = f"{planned.plan.digest}@{step}"
         return Planned(planned.plan, (), {**planned.numbers, "digest": digest})
 
-    def park(self, modes: Mapping[str, RestoreMode]) -> None:
+    def park(self, modes: Mapping[str, RestoreMode], verify: bool = False) -> None:
         """Put these tags to sleep before anything else begins here. Raises what keeps them from it."""
-        request = OperationRequest(Kind.SLEEP, "", tuple(sorted(modes)), restore=modes)
+        request = OperationRequest(Kind.SLEEP, "", tuple(sorted(modes)), restore=modes, verify=verify)
         self._quiesce(Transaction(LOADING), time.monotonic() + PARK_S)
         plan = self._plan(LOADING, request)
         if refusals := refusals_of(plan):
@@ -165,6 +166,11 @@ class Machinery:
         self._settle(
             resume=tx.operation == self._rests_for, reap=tx.operation in (self._planned, self._rests_for)
         )
+
+    def evicted_tokens(self, tx: Transaction) -> int:
+        """Tokens of prefix that the operation has dropped for want of room, also where its stage was taken back."""
+        status = self.ledger.status()
+        return int(status["evicted"]["prefix_tokens"]) if status["operation"] == tx.operation else 0
 
     def transaction(self) -> tuple[LedgerPhase, str | None, Kind | None]:
         """Phase, operation and kind of what is staged, else of what was committed last."""
@@ -217,7 +223,7 @@ class Machinery:
                 operation,
                 request.tags,
                 {tag: mode.value for tag, mode in request.restore.items()},
-                verify=request.verify,
+                verify=bool(request.verify),
                 overflow=request.overflow,
             )
 

@@ -158,11 +158,16 @@ class Phases:
         deadline = time.monotonic() + timeout_s
         try:
             planned = await asyncio.to_thread(self._machinery.stage, tx, self._leader, deadline)
+            refusals, numbers = planned.refusals, planned.numbers
+        except Exception as error:
+            refusals, numbers = (refusal_of(error),), {}
         finally:
             # Also after a failure: the other ranks may have staged, so that only the coordinator may reopen.
             if self._leader is not None:
                 self._leader.gate.staged(call.operation, timeout_s + DOUBT_S)
-        return self._reply(call, planned.refusals, **planned.numbers)
+        return self._reply(
+            call, refusals, **{**numbers, "prefix_tokens_lost": self._machinery.evicted_tokens(tx)}
+        )
 
     async def _commit(self, tx: Transaction, call: PhaseCall) -> PhaseReply:
         if not tx.said_yes(Phase.STAGE):
@@ -192,7 +197,7 @@ class Phases:
         if self._leader is not None:
             self._leader.gate.release(call.operation)
         tx.replies.pop(Phase.STAGE, None)
-        return self._reply(call)
+        return self._reply(call, prefix_tokens_lost=self._machinery.evicted_tokens(tx))
 
     # --- once, in turn ---
 

@@ -48,6 +48,10 @@ Timeout = Annotated[
     float | None, typer.Option("--timeout", min=0.001, help="Seconds for preflight to stage.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
+Verify = Annotated[
+    bool | None,
+    typer.Option("--verify/--no-verify", help="Check by checksums what is kept. Default: as configured."),
+]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the end, or only begin.")]
 
 
@@ -110,7 +114,9 @@ def sleep(
     tag: Tags = None,
     restore: Annotated[
         list[str] | None,
-        typer.Option(metavar="TAG=MODE", help="none, memset, cpu or pinned for a tag; may be repeated."),
+        typer.Option(
+            metavar="TAG=MODE", help="none, memset, cpu, pinned or disk for a tag; may be repeated."
+        ),
     ] = None,
     drain: Annotated[
         str | None,
@@ -123,6 +129,14 @@ def sleep(
     freeze_timeout: Annotated[
         float | None, typer.Option(min=0.001, help="Seconds until frozen requests end. Default: never.")
     ] = None,
+    overflow: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="When not all that is to be kept finds room: reject, or evict reusable prefixes. Default: reject.",
+        ),
+    ] = None,
+    verify: Verify = None,
     timeout: Timeout = None,
     wake_on_request: Annotated[
         bool, typer.Option("--wake-on-request", help="No hold: an inference request may wake it.")
@@ -149,6 +163,8 @@ def sleep(
             tags=tag,
             restore=modes,
             drain=wishes or None,
+            overflow=overflow,
+            verify=verify,
             timeout_s=timeout,
             wake_on_request=wake_on_request or None,
             dry_run=dry_run or None,
@@ -161,6 +177,7 @@ def sleep(
 def wake(
     model: Model = None,
     tag: Tags = None,
+    verify: Verify = None,
     timeout: Timeout = None,
     dry_run: DryRun = False,
     wait: Wait = True,
@@ -169,7 +186,9 @@ def wake(
 ) -> None:
     """Take the model's memory again."""
     with Client(url) as client:
-        record = client.wake(model, tags=tag, timeout_s=timeout, dry_run=dry_run or None, wait=wait)
+        record = client.wake(
+            model, tags=tag, verify=verify, timeout_s=timeout, dry_run=dry_run or None, wait=wait
+        )
     Output(json).show(record, tables.operation)
 
 

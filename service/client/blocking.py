@@ -47,6 +47,7 @@ class Client:
         tags: Sequence[str] | None = None,
         restore: Mapping[str, str] | None = None,
         drain: Mapping[str, Any] | None = None,
+        overflow: str | None = None,
         timeout_s: float | None = None,
         dry_run: bool | None = None,
         on_conflict: str | None = None,
@@ -60,12 +61,14 @@ class Client:
     ) -> dict[str, Any]:
         """The operation's record, finished (with wait) or begun. drain: {"mode", "timeout_s"}.
 
+        overflow "evict": reusable prefixes that find no room are dropped, and `prefix_tokens_lost` says how many.
         It is a hold, unless wake_on_request; with lease_s it wants renewing (`renew`), or `on_expiry` comes about.
         """
         fields = {
             "tags": tags,
             "restore": restore,
             "drain": drain,
+            "overflow": overflow,
             "timeout_s": timeout_s,
             "dry_run": dry_run,
         }
