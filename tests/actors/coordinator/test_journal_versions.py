@@ -86,6 +86,7 @@ SAME_REQUEST = OperationRequest(
     "chat",
     restore={"weights": RestoreMode.CPU},
     drain=DrainSpec(DrainMode.ABORT, 3.0),
+    verify=False,  # as every coordinator asks, whose model is not configured otherwise
     idempotency_key="me:1",
 )
 
