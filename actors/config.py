@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
+from torpor.actors.limits import UNLIMITED
 from torpor.actors.messages import RestoreMode
 
 MIB = 1 << 20
@@ -33,6 +35,14 @@ class KvCacheConfig:
     tokens_per_block: int = 32
     gpu_bytes: int = 512 * MIB  # over one rank
     host_bytes: int = GIB
+    disk_bytes: int = 0  # of the rank's share of node.disk_path
+    cold_gpu_bytes: int = 0
+    codec: str = "identity"  # identity | checked: of pages in cold tiers
+
+    def tiers(self) -> dict[str, Any]:
+        """What `Ledger.create_kv_manager` is to be told of them."""
+        names = ("gpu_bytes", "host_bytes", "disk_bytes", "cold_gpu_bytes", "codec")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +105,20 @@ class DeviceConfig:
 class NodeBudget:
     """Bytes that all ranks of a node may keep.
 
-    host_bytes None: the limit of the node's cgroup or machine less a reserve. disk_bytes None: as each rank's own.
+    host_bytes None: the limit of the node's cgroup or machine less a reserve. disk_bytes None: what is free there.
+    disk_path: a folder, the same on each node; None: nothing is kept on disks.
     """
 
     host_bytes: int | None = None
     disk_bytes: int | None = None
+    disk_path: str | None = None
+
+    def disk(self) -> dict[str, Any]:
+        """What a rank's `Ledger` is to be told of its disk; the coordinator sees to it that all keep within it."""
+        if self.disk_path is None:
+            return {}
+        limit_bytes = UNLIMITED if self.disk_bytes is None else self.disk_bytes
+        return {"disk_path": self.disk_path, "disk_bytes": limit_bytes} if limit_bytes else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,4 +164,5 @@ class RankSpec:
     parked: Mapping[str, RestoreMode] = field(
         default_factory=dict
     )  # tags that sleep as soon as they have loaded
+    node: NodeBudget = field(default_factory=NodeBudget)
     device_id: str = ""  # a GPU's UUID or "host:<name>", as the coordinator has assigned it

@@ -56,10 +56,11 @@ class RestoreMode(StrEnum):
     MEMSET = "memset"
     CPU = "cpu"
     PINNED = "pinned"
+    DISK = "disk"
 
     @property
     def preserves(self) -> bool:
-        return self in (RestoreMode.CPU, RestoreMode.PINNED)
+        return self not in (RestoreMode.NONE, RestoreMode.MEMSET)
 
 
 class DrainMode(StrEnum):
@@ -143,6 +144,7 @@ class RejectCode(StrEnum):
     DEVICE_MEMORY = "device_memory"
     HOST_MEMORY = "host_memory"
     DISK_SPACE = "disk_space"
+    CONTENTS_CORRUPT = "contents_corrupt"  # what comes back is not what went to sleep
     EXTERNAL_REGISTRATION = "external_registration"
     DEVICE_BUSY = "device_busy"
     NOT_IDLE = "not_idle"  # a drain with mode if_idle found requests

@@ -25,8 +25,6 @@ from torpor.service.problems import Code, Problem
 
 MODES = [mode.value for mode in RestoreMode]
 DRAIN_MODES = [mode.value for mode in DrainMode]
-# Values of later versions: refused by name, with other words than a misspelt one.
-LATER_VALUES = frozenset({"disk"})
 MAX_BODY_BYTES = 16 << 20  # the longest prompts are far below
 
 MIN_LEASE_S = 1.0  # renewed three times in it, over a network
@@ -70,7 +68,7 @@ class WakeBody(OperationBody):
 class SleepBody(OperationBody):
     """A sleep is a hold, unless wake_on_request; the hold may have a lease, renewed by the operation's id."""
 
-    restore: dict[str, Literal["none", "memset", "cpu", "pinned"]] = Field(default_factory=dict)
+    restore: dict[str, Literal["none", "memset", "cpu", "pinned", "disk"]] = Field(default_factory=dict)
     drain: DrainBody = Field(default_factory=DrainBody)
     overflow: Literal["reject", "evict"] = "reject"
     wake_on_request: bool = False
@@ -163,11 +161,6 @@ def _problem(shape: type[BaseModel], error: ValidationError) -> Problem:
         message = fault["msg"].removeprefix("Value error, ")
         return Problem(422, Code.INVALID_FIELD, message, hint="Correct the fields that are named.")
     where, given = dotted(fault["loc"]), fault["input"]
-    if isinstance(given, str) and given in LATER_VALUES:
-        detail = f"{where}: {given!r} is not available yet in this version"
-        return Problem(
-            422, Code.NOT_AVAILABLE, detail, hint=f"Expected {fault.get('ctx', {}).get('expected')}."
-        )
     if fault["type"] == "literal_error" and fault["loc"][0] in ("restore", "drain"):
         known = MODES if fault["loc"][0] == "restore" else DRAIN_MODES
         hint = f"Known modes: {', '.join(known)}."

@@ -22,7 +22,6 @@ class Code(StrEnum):
     UNKNOWN_FIELD = "unknown_field"
     INVALID_FIELD = "invalid_field"
     UNKNOWN_MODE = "unknown_mode"
-    NOT_AVAILABLE = "not_available"
     EMPTY_TAGS = "empty_tags"
     MODEL_REQUIRED = "model_required"
     UNKNOWN_OPERATION = "unknown_operation"
@@ -52,6 +51,7 @@ REJECT_STATUS: Mapping[RejectCode, int] = {
     RejectCode.DEVICE_MEMORY: 507,
     RejectCode.HOST_MEMORY: 507,
     RejectCode.DISK_SPACE: 507,
+    RejectCode.CONTENTS_CORRUPT: 409,
     RejectCode.EXTERNAL_REGISTRATION: 409,
     RejectCode.DEVICE_BUSY: 504,
     RejectCode.NOT_IDLE: 409,
@@ -75,7 +75,11 @@ REJECT_HINT: Mapping[RejectCode, str] = {
         'Sleep with a restore mode that keeps less, raise the host tier or node.host_bytes, or send `"overflow": '
         '"evict"` to drop reusable prefixes.'
     ),
-    RejectCode.DISK_SPACE: "Sleep with another restore mode, or raise node.disk_bytes.",
+    RejectCode.DISK_SPACE: "Sleep with another restore mode, or free room on the disk, or raise node.disk_bytes.",
+    RejectCode.CONTENTS_CORRUPT: (
+        "It sleeps on, and what was saved is kept as it is. Repeat once; if it lasts, let the tag that is named sleep "
+        "with `none` and recover the model."
+    ),
     RejectCode.EXTERNAL_REGISTRATION: "Close the registration that is named, then repeat.",
     RejectCode.DEVICE_BUSY: "Something still computes on the device; repeat when it has ended.",
     RejectCode.NOT_IDLE: 'Repeat when nothing runs, or with `"drain": {"mode": "freeze"}`; nothing was changed.',

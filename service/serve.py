@@ -67,6 +67,8 @@ def serve(settings: Settings, around: Surroundings, joins: bool = False) -> int:
         config = cluster_config(settings)
         if joins:
             around.say(f"Joining the Ray cluster at {settings.ray.address}, namespace {config.namespace}")
+        if not joins:
+            warn_of_small_host_tiers(config, around.logger)
         for model in () if joins else config.models:
             around.say(f"Starting {model.name} ({model.engine.model}), {model.tensor_parallel} rank(s)")
         try:
@@ -91,6 +93,19 @@ def check_models(settings: Settings) -> None:
             raise ServeError(
                 f"models.{index}.engine.model: {model.engine.model} does not exist; "
                 "give a GGUF file or a folder with safetensors"
+            )
+
+
+def warn_of_small_host_tiers(config: ClusterConfig, logger: FilteringBoundLogger) -> None:
+    """K8: no fault, since a sleep that keeps more than the tier holds says so. Without a tier there is none to fill."""
+    for model in config.models:
+        cache = model.kv_cache
+        if 0 < cache.host_bytes < cache.gpu_bytes:
+            logger.warning(
+                "the host tier is smaller than the GPU pool: a sleep that keeps a full KV cache will not fit",
+                model=model.name,
+                host_bytes=cache.host_bytes,
+                gpu_bytes=cache.gpu_bytes,
             )
 
 

@@ -46,11 +46,11 @@ def rank_json(status: RankStatus) -> dict[str, Any]:
     }
 
 
-TIERS = ("device", "host", "residual")
+TIERS = ("device", "host", "disk", "residual")
 
 
 def memory_by_tag(status: RankStatus) -> list[dict[str, Any]]:
-    """[{tag, device_bytes, host_bytes, residual_bytes}], summed over the rank's regions and managers."""
+    """[{tag, device_bytes, host_bytes, disk_bytes, residual_bytes}], summed over the rank's regions and managers."""
     sums: dict[str, Counter[str]] = {}
     for row in status.memory:
         by_tier = sums.setdefault(str(row["tag"]), Counter())

@@ -160,9 +160,8 @@ class TransformersEngine:
             ),
             dtype=str(model.dtype).removeprefix("torch."),
             tokens_per_block=cache.tokens_per_block,
-            gpu_bytes=cache.gpu_bytes,
-            host_bytes=cache.host_bytes,
             restore=str(restore),
+            **cache.tiers(),
         )
 
     def _torch_device(self) -> torch.device:

@@ -50,7 +50,7 @@ class Parts:
     """What a rank is made of; tests put other parts in."""
 
     make_device: Callable[[RankSpec], Device] = make_device
-    make_ledger: Callable[[Device, int], RankLedger] = RankLedger
+    make_ledger: Callable[..., RankLedger] = RankLedger
     make_engine: Callable[[RankSpec, Ledger, Device], Engine] = make_engine
     clock: Clock = time.monotonic
 
@@ -195,7 +195,7 @@ class RankCore:
     def _load(self) -> Machinery:
         spec, parts = self._spec, self._parts
         self._device = parts.make_device(spec)
-        ledger = parts.make_ledger(self._device, spec.host_pool_bytes)
+        ledger = parts.make_ledger(self._device, spec.host_pool_bytes, **spec.node.disk())
         engine = parts.make_engine(spec, ledger, self._device)
         try:
             engine.load()

@@ -9,6 +9,7 @@ from typing import Any
 from torpor.actors.messages import Refusal, RejectCode
 from torpor.actors.rank.gate import GateHeld, NotDrained, NotIdle
 from torpor.native import (
+    ContentsCorrupt,
     DeviceBusy,
     OutOfDeviceMemory,
     OutOfDisk,
@@ -21,6 +22,7 @@ CODES: Sequence[tuple[type[BaseException], RejectCode]] = (
     (OutOfDeviceMemory, RejectCode.DEVICE_MEMORY),
     (OutOfHostMemory, RejectCode.HOST_MEMORY),
     (OutOfDisk, RejectCode.DISK_SPACE),
+    (ContentsCorrupt, RejectCode.CONTENTS_CORRUPT),
     (DeviceBusy, RejectCode.DEVICE_BUSY),
     (Stopped, RejectCode.CANCELLED),
     (TimeoutError, RejectCode.STAGE_TIMEOUT),

@@ -97,6 +97,7 @@ class Launcher:
             device=replace(config.device, kind="cuda" if cuda else self.device_kind()),
             device_index=0,  # the device is chosen when all ranks of the model are there
             host_pool_bytes=config.host_pool.bytes // self._ranks(model),
+            node=config.node,
         )
 
     def _create(self, spec: RankSpec, group: PlacementGroup) -> ActorHandle:

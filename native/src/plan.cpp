@@ -173,7 +173,8 @@ void Ledger::refuse_what_cannot_be(const Participant& one, const Item& item, boo
   };
   if (item.action == Action::sleep && item.mode == RestoreMode::disk && !disk_) {
     refuse(
-        "cannot sleep on a disk: this ledger has none; make it with disk_path and disk_bytes, or choose "
+        "cannot sleep on a disk: this ledger has none; make it with disk_path and disk_bytes (of a service: "
+        "node.disk_path), or choose "
         "another restore mode");
   } else if (item.action == Action::sleep && !one.supports(item.mode)) {
     refuse(std::string("does not know restore mode ") + to_string(item.mode) + "; choose another one");

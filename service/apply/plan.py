@@ -73,6 +73,8 @@ _FIXED = {
     "device.host_capacity": "device.host_capacity_bytes",
     "device.name": "device.name",
     "node.host_bytes": "node.host_bytes",
+    "node.disk_bytes": "node.disk_bytes",
+    "node.disk_path": "node.disk_path",
     "host_pool.bytes": "host_pool.bytes",
     "journal.path": "journal_path",
 }

@@ -23,21 +23,12 @@ class LaterKey:
 
 
 LATER_KEYS = (
-    LaterKey("models.*.kv_cache.disk_bytes", 0),
-    LaterKey("models.*.kv_cache.cold_gpu_bytes", 0),
-    LaterKey("models.*.kv_cache.codec", "identity"),
     LaterKey("models.*.prefill_backup", False),
     LaterKey("models.*.on_discard", "wait"),
-    LaterKey("node.disk_bytes", None),
-    LaterKey("node.disk_path", None),
     LaterKey("host_pool.prefill", False),
     LaterKey("auth.tokens_file", None),
     LaterKey("weights_roots", []),
 )
-# Values that later versions add to keys which this one has.
-LATER_VALUES = {
-    "models.*.restore_modes.*": ("disk",),
-}
 # Sections that hold later keys only: dropped once these are gone.
 _LATER_SECTIONS = ("auth",)
 
@@ -54,11 +45,6 @@ def take_out_later(tree: dict[str, Any]) -> list[str]:
             mend = "remove it" if key.neutral is NEVER else f"remove it, or set it to {_yaml(key.neutral)}"
             problems.append(f"{where}: not available yet in this version; {mend}")
             del parent[name]
-    for path, values in LATER_VALUES.items():
-        for where, parent, name in _find(tree, path):
-            if parent[name] in values:
-                problems.append(f"{where}: {parent[name]!r} is not available yet in this version")
-                del parent[name]
     for path in _LATER_SECTIONS:
         for _, parent, name in _find(tree, path):
             if parent[name] in ({}, None):

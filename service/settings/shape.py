@@ -31,7 +31,10 @@ from torpor.service.units import parse_duration_s, parse_size_bytes
 
 SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
 DurationS = Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0)]
-ModeName = Literal["none", "memset", "cpu", "pinned"]
+ModeName = Literal["none", "memset", "cpu", "pinned", "disk"]
+
+
+_NO_DISK = "there is no disk to keep it on; set node.disk_path to an existing folder, or choose otherwise"
 
 
 class _Section(BaseModel):
@@ -57,6 +60,9 @@ class KvCacheSettings(_Section):
     tokens_per_block: Annotated[int, Field(gt=0, le=1024)] = 32
     gpu_bytes: Annotated[SizeBytes, Field(gt=0)] = 512 * MIB
     host_bytes: SizeBytes = GIB
+    disk_bytes: SizeBytes = 0
+    cold_gpu_bytes: SizeBytes = 0
+    codec: Literal["identity", "checked"] = "identity"
 
 
 class GateSettings(_Section):
@@ -110,6 +116,10 @@ class DeviceSettings(_Section):
 
 class NodeSettings(_Section):
     host_bytes: SizeBytes | None = None
+    disk_bytes: SizeBytes | None = None  # None: what is free there
+    disk_path: Annotated[str, Field(min_length=1)] | None = (
+        None  # an existing folder; None: nothing goes to disks
+    )
 
 
 class HostPoolSettings(_Section):
@@ -167,6 +177,18 @@ class Settings(_Section):
         return tuple(models) if isinstance(models, list) else models
 
     @model_validator(mode="after")
+    def _there_is_a_disk(self) -> Self:
+        if self.node.disk_path is not None and self.node.disk_bytes != 0:
+            return self
+        for index, model in enumerate(self.models):
+            for tag, mode in model.restore_modes.items():
+                if mode == "disk":
+                    raise ValueError(f"models.{index}.restore_modes.{tag}: {_NO_DISK}")
+            if model.kv_cache.disk_bytes:
+                raise ValueError(f"models.{index}.kv_cache.disk_bytes: {_NO_DISK}")
+        return self
+
+    @model_validator(mode="after")
     def _names_differ(self) -> Self:
         names = [model.name for model in self.models]
         repeated = sorted({name for name in names if names.count(name) > 1})
@@ -196,7 +218,11 @@ def cluster_config(settings: Settings) -> ClusterConfig:
             host_capacity_bytes=device.host_capacity,
             name=device.name,
         ),
-        node=NodeBudget(host_bytes=settings.node.host_bytes),
+        node=NodeBudget(
+            settings.node.host_bytes,
+            settings.node.disk_bytes,
+            str(Path(settings.node.disk_path).expanduser()) if settings.node.disk_path else None,
+        ),
         host_pool=HostPoolConfig(bytes=settings.host_pool.bytes),
         deadlines=Deadlines(**settings.deadlines.model_dump()),
         journal_path=str(Path(settings.journal.path).expanduser()),

@@ -36,13 +36,12 @@ class CachingToy(ToyEngine):
             head_dim=512,
             dtype="float32",
             tokens_per_block=BLOCK,
-            gpu_bytes=GPU_PAGES * PAGE_BYTES,
-            host_bytes=cache.host_bytes,
+            **{**cache.tiers(), "gpu_bytes": GPU_PAGES * PAGE_BYTES},
         )
-        self.held = self._computed("held", HELD)
+        self.held = self.compute("held", HELD)
         self.held.suspend()
         for scope, tokens in (("old", OLD[:8]), ("new", NEW[:12])):
-            self._computed(scope, tokens).close()
+            self.compute(scope, tokens).close()
 
     def found(self) -> dict[str, int]:
         """How many tokens of each prefix a new sequence would find."""
@@ -61,7 +60,7 @@ class CachingToy(ToyEngine):
         if self.held is not None:
             self.held.close()
 
-    def _computed(self, scope: str, tokens: tuple[int, ...]) -> Sequence:
+    def compute(self, scope: str, tokens: tuple[int, ...]) -> Sequence:
         sequence = self.cache.create_sequence(scope, tokens)
         assert sequence.resume()
         assert sequence.resize(len(tokens))

@@ -75,7 +75,7 @@ async def native_rig(
 
     cores = []
     for rank in ranks:
-        spec = RankSpec(model, rank, f"incarnation-{rank}", config.device, rank, 4 * MIB)
+        spec = RankSpec(model, rank, f"incarnation-{rank}", config.device, rank, 4 * MIB, node=config.node)
         cores.append(RankCore(spec, Parts(make_engine=engine), node="here"))
         await cores[-1].load()
     journal = await Journal.open(config.journal_path)

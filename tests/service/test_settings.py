@@ -154,13 +154,8 @@ def test_a_bad_file_is_refused_with_the_key_and_what_to_do(
 
 
 LATER = [
-    ("models: [{name: a, kv_cache: {disk_bytes: 1GiB}}]\n", "models.0.kv_cache.disk_bytes"),
-    ("models: [{name: a, kv_cache: {cold_gpu_bytes: 1}}]\n", "models.0.kv_cache.cold_gpu_bytes"),
-    ("models: [{name: a, kv_cache: {codec: fp8}}]\n", "models.0.kv_cache.codec"),
-    ("models: [{name: a, restore_modes: {weights: disk}}]\n", "models.0.restore_modes.weights"),
     ("models: [{name: a, prefill_backup: true}]\n", "models.0.prefill_backup"),
     ("models: [{name: a, on_discard: reload}]\n", "models.0.on_discard"),
-    (ONE_MODEL + "node: {disk_path: /tmp}\n", "node.disk_path"),
     (ONE_MODEL + "host_pool: {prefill: true}\n", "host_pool.prefill"),
     (ONE_MODEL + "auth: {tokens_file: /etc/tokens}\n", "auth.tokens_file"),
     (ONE_MODEL + "weights_roots: [/models]\n", "weights_roots"),
@@ -224,3 +219,32 @@ def test_sizes_are_shown_in_binary_units() -> None:
         "512.0 MiB",
         "3.0 GiB",
     ]
+
+
+NO_DISK = (
+    ("models: [{name: a, restore_modes: {weights: disk}}]\n", "models.0.restore_modes.weights"),
+    (
+        "models: [{name: a, kv_cache: {disk_bytes: 1GiB}}]\nnode: {disk_path: /tmp, disk_bytes: 0}\n",
+        "disk_bytes",
+    ),
+)
+
+
+@pytest.mark.parametrize(("text", "key"), NO_DISK)
+def test_what_wants_a_disk_is_refused_without_one_by_its_key(tmp_path: Path, text: str, key: str) -> None:
+    message = problems_of(tmp_path, text)
+    assert key in message and "node.disk_path" in message
+
+
+def test_the_tiers_and_the_disk_of_a_node_reach_the_cluster_s_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "torpor.yaml"
+    file.write_text(
+        "models: [{name: a, kv_cache: {disk_bytes: 2MiB, cold_gpu_bytes: 1MiB, codec: checked}, verify: true,"
+        " restore_modes: {weights: disk}}]\nnode: {disk_path: /tmp, disk_bytes: 1GiB}\n"
+    )
+    config = cluster_config(load_settings(file, {}))
+    (model,) = config.models
+    tiers = model.kv_cache.tiers()
+    assert (tiers["disk_bytes"], tiers["cold_gpu_bytes"], tiers["codec"]) == (2 << 20, 1 << 20, "checked")
+    assert (model.verify, model.restore_modes["weights"].value) == (True, "disk")
+    assert config.node.disk() == {"disk_path": "/tmp", "disk_bytes": 1 << 30}
