@@ -42,14 +42,15 @@ def _holders(model: Record) -> str:
 
 def _memory(model: Record) -> Table:
     table = _table(
-        "rank", "device", "tag", "on device", "on host", "device free", title=f"Memory of {model['name']}"
+        *("rank", "device", "tag", "on device", "on host", "on disk", "device free"),
+        title=f"Memory of {model['name']}",
     )
     for rank in model["ranks"]:
         device = rank["device"]
         free = f"{show_bytes(device['free_bytes'])} of {show_bytes(device['total_bytes'])}"
-        for row in rank["memory"] or [{"tag": "-", "device_bytes": 0, "host_bytes": 0}]:
-            on_device, on_host = show_bytes(row["device_bytes"]), show_bytes(row["host_bytes"])
-            table.add_row(str(rank["rank"]), escape(device["id"]), row["tag"], on_device, on_host, free)
+        for row in rank["memory"] or [{"tag": "-", "device_bytes": 0, "host_bytes": 0, "disk_bytes": 0}]:
+            sizes = [show_bytes(row[f"{where}_bytes"]) for where in ("device", "host", "disk")]
+            table.add_row(str(rank["rank"]), escape(device["id"]), row["tag"], *sizes, free)
     return table
 
 
