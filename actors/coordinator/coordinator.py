@@ -210,7 +210,7 @@ class Coordinator:
     async def _settle_later(self, runtime: ModelRuntime) -> None:
         loop = asyncio.get_running_loop()
         since_s, pause_s = loop.time(), 1.0
-        while runtime.doubt:
+        while runtime.doubt and not runtime.deleted:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             for operation in await self._reconciler.settle(runtime, loop.time() - since_s):

@@ -39,8 +39,10 @@ class Lives:
         self._maker = maker
         self._models = models
         self._submit = submit
+        self._settle = settle
+        self._fail = fail
         deadlines = config.deadlines
-        self._bring_up = BringUp(maker, deadlines, lambda: execution.epoch, attach, fail)
+        self._bring_up = BringUp(maker, deadlines, lambda: execution.epoch, attach, self._not_up)
         recovery = Recovery(execution, maker, deadlines, settle)
         removal = Removal(execution, maker, deadlines, self._bring_up.stop, self._forget)
         self.ways: Mapping[Kind, Way] = {Kind.RECOVER: recovery.run, Kind.DELETE: removal.run}
@@ -79,10 +81,19 @@ class Lives:
 
     async def _forget(self, runtime: ModelRuntime, run: Run) -> None:
         """The last thing of a delete: from here on nobody knows the model."""
+        runtime.ports = ()
+        await self._settle(runtime)  # what else was begun on its ranks ends with them
         await self._journal.finish_deletion(run.operation)
         runtime.deleted = True
         runtime.ready.set()  # who waits for it is told so
         self._models.pop(runtime.config.name, None)
+
+    async def _not_up(self, model: str, why: str) -> None:
+        """Nobody is there to settle with what a coordinator before this one has begun: it ends here."""
+        await self._fail(model, why)
+        runtime = self._models.get(model)
+        if runtime is not None and not runtime.ports:
+            await self._settle(runtime)
 
 
 def is_left_to_us(request: OperationRequest, decided: bool) -> bool:

@@ -295,6 +295,7 @@ class MemoryRank:
         self._notify("before", method)
         if fault is Fault.DIE:
             self.die()
+        self._must_live()  # who is dead is not slow
         if self.delay_s.get(method):
             await asyncio.sleep(self.delay_s[method])
         self._must_live()

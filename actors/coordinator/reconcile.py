@@ -62,6 +62,9 @@ class Reconciler:
         waited_s: how long the model has been in doubt; past a bound, who does not answer counts as gone.
         """
         async with runtime.settling:
+            given_up = runtime.recovering and runtime.published.failed
+            if given_up or not runtime.ports:
+                return await self._end_open(runtime)
             return await self._settle(runtime, waited_s)
 
     async def _settle(self, runtime: ModelRuntime, waited_s: float) -> list[Operation]:
@@ -112,20 +115,21 @@ class Reconciler:
         return survey
 
     async def _settle_operations(self, runtime: ModelRuntime, survey: _Survey) -> list[Operation]:
-        name = runtime.config.name
-        ours = {run.operation.id for run in runtime.queue}  # accepted since, and waiting for the end of this
-        left = await self._journal.unfinished()
-        known = [found for found in left if found[0].model == name and found[0].id not in ours]
-        ids = {operation.id for operation, _, _ in known}
+        known = await self._left_open(runtime)
+        ids = {operation.id for operation, _, _ in known} | {run.operation.id for run in runtime.queue}
         for stray in in_doubt(survey.there):
-            if stray not in ids | ours:
+            if stray not in ids:
                 known.append(await self._stray(runtime, stray, survey))
         finished = []
         for operation, request, decided in known:
             # One that was called failed keeps its record: people were told so, and why.
             told = operation.state is not OperationState.RUNNING
+            forward = judge(operation.id, decided, survey.there) is Judgement.FORWARD
+            if decided and not forward and not told:
+                await self._end_failed(operation, "it was decided, and no rank that is there has it")
+                told = True
             run = Run(replace(operation, phases=[], ranks=[]) if told else operation, request)
-            if judge(operation.id, decided, survey.there) is Judgement.FORWARD:
+            if forward:
                 if not decided:
                     await self._journal.decide(operation.id)
                 begin = Step.COMMIT
@@ -139,6 +143,27 @@ class Reconciler:
             await self._execution.drive(runtime, run, begin, list(survey.there.values()), told)
             finished.append(operation)
         return finished
+
+    async def _end_open(self, runtime: ModelRuntime) -> list[Operation]:
+        """There are no ranks to ask, and those that had it are gone."""
+        runtime.doubt = ""
+        open_ones = await self._left_open(runtime)
+        for operation, _, _ in open_ones:
+            await self._end_failed(operation, "its ranks are gone")
+        return [operation for operation, _, _ in open_ones]
+
+    async def _end_failed(self, operation: Operation, why: str) -> None:
+        """`Nothing was changed` may be wrong, whatever the model is like by now."""
+        operation.state, operation.code = OperationState.FAILED, RejectCode.RANK_FAILED
+        operation.reason = f"{why}, so that nobody can go on with it; see how the model is, then ask anew"
+        operation.finished_at = self._now()
+        await self._journal.finish(operation, None)
+
+    async def _left_open(self, runtime: ModelRuntime) -> list[tuple[Operation, OperationRequest, bool]]:
+        """By a coordinator before this one; what was accepted since waits for the end of those."""
+        ours = {run.operation.id for run in runtime.queue}
+        left = await self._journal.unfinished()
+        return [each for each in left if each[0].model == runtime.config.name and each[0].id not in ours]
 
     async def _stray(
         self, runtime: ModelRuntime, operation_id: str, survey: _Survey

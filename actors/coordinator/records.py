@@ -35,6 +35,8 @@ from torpor.actors.messages import (
     RestoreMode,
 )
 
+_MODEL = TypeAdapter(ModelConfig)  # making it takes longer than all that is done with it
+
 
 @dataclass(frozen=True, slots=True)
 class Published:
@@ -131,12 +133,12 @@ def fingerprint(request: OperationRequest) -> str:
 
 
 def model_to_json(model: ModelConfig) -> str:
-    return TypeAdapter(ModelConfig).dump_json(model).decode()
+    return _MODEL.dump_json(model).decode()
 
 
 def model_from_json(text: str) -> ModelConfig:
     """As it was, also where later versions of this program have added fields."""
-    return TypeAdapter(ModelConfig).validate_json(text)
+    return _MODEL.validate_json(text)
 
 
 def operation_to_json(operation: Operation) -> str:

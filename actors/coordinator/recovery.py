@@ -86,7 +86,9 @@ class Recovery:
             reason = _why(error, self._deadlines)
             with contextlib.suppress(Exception):  # whatever kept it from being made is what people need
                 await self._maker.end(model)
+                runtime.ports = ()
             runtime.published = runtime.published.changed(failed=f"not recovered: {reason}")
+            await self._settle(runtime)  # what was begun on the ranks before ends with them
         else:
             # Of the source, whatever had been pushed since.
             runtime.published = runtime.published.changed(failed="", weights_version=0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 from torpor.actors.config import Deadlines
 from torpor.actors.coordinator.budget import Place
 from torpor.actors.coordinator.driver import GRACE_S
 from torpor.actors.coordinator.execution import Execution
+from torpor.actors.coordinator.journal import JournalError
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
 from torpor.actors.messages import (
     ModelState,
@@ -22,6 +24,7 @@ from torpor.actors.messages import (
 )
 from torpor.actors.ports import RankMaker, RankUnreachable
 
+log = logging.getLogger(__name__)
 _SERVING = (ModelState.AWAKE, ModelState.SLEEPING, ModelState.WAKING)
 
 
@@ -53,8 +56,21 @@ class Removal:
                 await self._execution.reject(runtime, run, refusal)
                 return
             run.final = True
-            await self._execution.write_decision(run)
+            refusal = await self._decide(runtime, run)
+            if refusal is not None:
+                await self._execution.reject(runtime, run, refusal)
+                return
         await self._remove(runtime, run)
+
+    async def _decide(self, runtime: ModelRuntime, run: Run) -> Refusal | None:
+        """What could not be written did not happen: the model serves on."""
+        try:
+            await self._execution.write_decision(run)
+        except JournalError as error:
+            if runtime.deleting:
+                await self._reopen(runtime, run)
+            return Refusal(RejectCode.REFUSED, f"{error}; nothing was changed, delete it again")
+        return None
 
     async def _drain(self, runtime: ModelRuntime, run: Run) -> Refusal | None:
         """Close the gate, and let what runs end or abort it, as asked. None also where nobody can be asked."""
@@ -76,20 +92,23 @@ class Removal:
             return None
         except TimeoutError:
             refusal = Refusal(RejectCode.DRAIN_TIMEOUT, f"the leader did not answer within {timeout_s:g} s")
+        except Exception as error:
+            why = f"the leader did not drain: {type(error).__name__}: {error}; try again, or recover the model first"
+            refusal = Refusal(RejectCode.RANK_FAILED, why)
         if refusal is None and run.cancelled:
             refusal = Refusal(RejectCode.CANCELLED, "cancelled before the decision; nothing was changed")
         if refusal is not None:
-            runtime.deleting = False
             await self._reopen(runtime, run)
         return refusal
 
     async def _reopen(self, runtime: ModelRuntime, run: Run) -> None:
+        runtime.deleting = False
         call = PhaseCall(run.operation.id, Phase.DRAIN, self._execution.epoch)
         try:
             async with asyncio.timeout(self._deadlines.commit_s):
                 await runtime.ports[0].abort(call)
-        except (TimeoutError, RankUnreachable):
-            return  # the drain's lease ends by itself
+        except Exception as error:  # the drain's lease ends by itself
+            log.warning("the leader of %s was not told to reopen: %r", runtime.config.name, error)
 
     async def _remove(self, runtime: ModelRuntime, run: Run) -> None:
         operation, model = run.operation, runtime.config
@@ -101,14 +120,7 @@ class Removal:
         try:
             await self._maker.end(model)
         except Exception as error:
-            reason = f"its ranks could not be ended: {str(error) or type(error).__name__}; delete it again"
-            operation.state, operation.code, operation.reason = (
-                OperationState.FAILED,
-                RejectCode.RANK_FAILED,
-                reason,
-            )
-            runtime.deleting = False
-            await self._execution.finish(runtime, run, runtime.published.changed(failed=reason))
+            await self._fail(runtime, run, f"its ranks could not be ended: {_text(error)}; delete it again")
             return
         for record in operation.ranks:
             record.outcome = RankOutcome.COMMITTED
@@ -121,4 +133,24 @@ class Removal:
         operation.state = OperationState.SUCCEEDED
         operation.phases[-1].bytes = sum(record.freed_bytes for record in operation.ranks)
         self._execution.end_record(run)
-        await self._forget(runtime, run)
+        try:
+            await self._forget(runtime, run)
+        except JournalError as error:
+            await self._fail(
+                runtime, run, f"its ranks are ended, its records are not: {error}; delete it again"
+            )
+
+    async def _fail(self, runtime: ModelRuntime, run: Run, reason: str) -> None:
+        """It is there still, and can be deleted again."""
+        operation = run.operation
+        operation.state, operation.code, operation.reason = (
+            OperationState.FAILED,
+            RejectCode.RANK_FAILED,
+            reason,
+        )
+        runtime.deleting = False
+        await self._execution.finish(runtime, run, runtime.published.changed(failed=reason))
+
+
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
+from coordinator_memory_journal import JournalStore, MemoryJournal
 from coordinator_virtual_time import run
 
 from torpor.actors.config import ClusterConfig, DeviceConfig, ModelConfig
@@ -17,6 +18,7 @@ from torpor.actors.messages import Kind, LedgerPhase, Operation, OperationReques
 MIB = 1 << 20
 WEIGHTS_BYTES, KV_BYTES = 100 * MIB, 50 * MIB
 RANK_BYTES = WEIGHTS_BYTES + KV_BYTES
+SIZES = {"weights": WEIGHTS_BYTES, "kv_cache": KV_BYTES}
 CONFIG = ClusterConfig(
     models=(ModelConfig("chat", tensor_parallel=3), ModelConfig("solo")),
     device=DeviceConfig(host_capacity_bytes=2 * RANK_BYTES),
@@ -34,7 +36,7 @@ class Rig:
     ) -> None:
         self.config = config
         self.journal_path = journal_path
-        self.cluster = MemoryCluster.build(config, {"weights": WEIGHTS_BYTES, "kv_cache": KV_BYTES})
+        self.cluster = MemoryCluster.build(config, SIZES)
         self.host_limit_bytes = host_limit_bytes
         self.now_s = 1e9
         self.maker: MemoryMaker | None = None  # with one, the coordinator finds, makes and ends the ranks
@@ -44,8 +46,7 @@ class Rig:
 
     def with_maker(self) -> MemoryMaker:
         """Before the start."""
-        tags = {"weights": WEIGHTS_BYTES, "kv_cache": KV_BYTES}
-        self.maker = MemoryMaker(self.cluster, tags)
+        self.maker = MemoryMaker(self.cluster, SIZES)
         return self.maker
 
     @property
@@ -70,9 +71,7 @@ class Rig:
 
     async def prepare(self) -> None:
         """A coordinator that has its ranks, and has not started."""
-        self.journal = await Journal.open(self.journal_path)
-        # Here processes die and machines do not: what was written can be read again without waiting for the disk.
-        await self.journal._run(lambda journal: journal._db.execute("PRAGMA synchronous=OFF").close())
+        self.journal = await self._open_journal()
         models = await self.journal.models("one birth", self.config.models)
         self.coordinator = Coordinator(
             replace(self.config, models=tuple(models)),
@@ -86,6 +85,12 @@ class Rig:
             return
         for model, ranks in self.cluster.ranks.items():
             await self.coordinator.attach(model, ranks)
+
+    async def _open_journal(self) -> Journal:
+        journal = await Journal.open(self.journal_path)
+        # Here processes die and machines do not: what was written can be read again without waiting for the disk.
+        await journal._run(lambda journal: journal._db.execute("PRAGMA synchronous=OFF").close())
+        return journal
 
     async def start(self) -> Coordinator:
         await self.prepare()
@@ -125,6 +130,17 @@ class Rig:
             assert not rank.ledger.parked and not rank.ledger.kept
             assert rank.ledger.phase is LedgerPhase.IDLE
         assert self.gate_open(model)
+
+
+class MemoryRig(Rig):
+    """Its journal is in memory, too: nothing here waits for a disk or a thread."""
+
+    def __init__(self, store: JournalStore, config: ClusterConfig = CONFIG, **limits: int) -> None:
+        super().__init__(Path("memory"), config, **limits)
+        self.store = store
+
+    async def _open_journal(self) -> Journal:
+        return MemoryJournal(self.store)
 
 
 def asking(kind: Kind, model: str = "chat", **fields: object) -> OperationRequest:

@@ -22,14 +22,13 @@ class _Selector(selectors.DefaultSelector):
         self.threads_busy: Callable[[], bool] = lambda: False
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None or timeout <= 0:
-            return super().select(timeout)
-        if self.threads_busy():
+        if timeout is None:
             return super().select(None)
-        ready = super().select(0)
-        if not ready:
-            self.skipped_s += timeout
-        return ready
+        if self.threads_busy():
+            return super().select(0 if timeout <= 0 else None)
+        # Nobody else can have done anything, and asking the kernel each time would take longer than all the rest.
+        self.skipped_s += max(0.0, timeout)
+        return []
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
