@@ -28,8 +28,8 @@ def holds_after(
     """The holds once this operation has succeeded. They end together with the last parked tag."""
     if not parked:
         return ()
-    if not makes_hold(request):
-        return before
+    if not makes_hold(request) or any(hold.operation == operation.id for hold in before):
+        return before  # the same sleep again, brought to its end by another coordinator
     made = Hold(operation.id, request.caller, now, request.lease_s, request.on_expiry)
     if made.lease_s is not None:
         return (*before, with_lease_until(made, now + made.lease_s))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.execution import Execution
-from torpor.actors.coordinator.journal import Journal
+from torpor.actors.coordinator.journal import Journal, JournalError
 from torpor.actors.coordinator.judge import Judgement, disagreement, in_doubt, judge
 from torpor.actors.coordinator.records import parked_modes
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
@@ -23,6 +24,8 @@ from torpor.actors.messages import (
     RejectCode,
 )
 from torpor.actors.ports import RankUnreachable
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -157,7 +160,10 @@ class Reconciler:
         operation.state, operation.code = OperationState.FAILED, RejectCode.RANK_FAILED
         operation.reason = f"{why}, so that nobody can go on with it; see how the model is, then ask anew"
         operation.finished_at = self._now()
-        await self._journal.finish(operation, None)
+        try:
+            await self._journal.finish(operation, None)
+        except JournalError as error:  # the next start finds it open and ends it alike
+            log.error("the end of %s could not be written: %s", operation.id, error)
 
     async def _left_open(self, runtime: ModelRuntime) -> list[tuple[Operation, OperationRequest, bool]]:
         """By a coordinator before this one; what was accepted since waits for the end of those."""

@@ -210,6 +210,7 @@ class Schedule:
             self.watcher.check_outcome(outcome)
         for model in list(self.rig.coordinator._models):
             self.watcher.check_model(model)
+            self.watcher.check_leases(model)
         self.watcher.check_books()
         for model in list(self.rig.coordinator._models):
             outcomes.append(await self._have_back(model))
@@ -221,6 +222,8 @@ class Schedule:
             handle.cancel()
         for ranks in self.rig.cluster.ranks.values():
             ranks[0].gate.running = 0
+            for rank in ranks:
+                rank.delay_s = {}  # what is always too slow never succeeds; single faults go on
         for device in self.rig.cluster.devices:
             device.used.pop(STRANGER, None)
         self.maker.errors.clear()
@@ -233,14 +236,21 @@ class Schedule:
         until_s = loop.time() + SILENCE_S
         while quiet < 2 and loop.time() < until_s:
             await asyncio.sleep(pause_s)
-            states = [runtime.state() for runtime in self.rig.coordinator._models.values()]
+            models = list(self.rig.coordinator._models.values())
+            states = [runtime.state() for runtime in models]
             settled = (ModelState.AWAKE, ModelState.ASLEEP, ModelState.FAILED)
             at_rest = not self.rig.coordinator._runs and all(state in settled for state in states)
-            # A drain that nobody could be told to take back ends with its lease.
-            drained = [
+            # A drain that nobody could be told to take back ends with its lease, and holds end with theirs.
+            drained = any(
                 ranks[0].gate.reason is GateReason.DRAINING for ranks in self.rig.cluster.ranks.values()
-            ]
-            at_rest = at_rest and not any(drained)
+            )
+            leased = any(
+                hold.lease_s is not None
+                for runtime in models
+                if not runtime.published.failed
+                for hold in runtime.published.holds
+            )
+            at_rest = at_rest and not drained and not leased
             quiet, pause_s = (quiet + 1, 2.5) if at_rest else (0, min(1.5 * pause_s, 60.0))
 
     async def _outcome(self, name: str) -> Operation:

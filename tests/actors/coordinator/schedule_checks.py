@@ -14,10 +14,12 @@ from torpor.actors.messages import (
     ModelState,
     Operation,
     OperationState,
+    Origin,
     RankOutcome,
 )
 
 _TRANSACTIONS = (Kind.SLEEP, Kind.WAKE)
+_AUTOMATIC = (Origin.REQUEST, Origin.LEASE)
 
 
 class Watcher:
@@ -50,6 +52,17 @@ class Watcher:
             self.broken.append(f"{rank.device.id} overcommitted {when}")
         if moment == "after":
             self._note(method, rank)
+        elif method == "commit":
+            self._check_holds(rank.model, when)
+
+    def _check_holds(self, model: str, when: str) -> None:
+        """G6: what was put to sleep on purpose is woken by nothing but a wish, or the end of its own lease."""
+        runtime = self.rig.coordinator._models.get(model)
+        if runtime is None or runtime.running is None or runtime.running.request.kind is not Kind.WAKE:
+            return
+        asked, holds = runtime.running.request, {hold.operation for hold in runtime.published.holds}
+        if asked.origin in _AUTOMATIC and holds and holds != {asked.caller}:
+            self.broken.append(f"a wake of origin {asked.origin} goes on under holds, {when}")
 
     def _note(self, method: str, rank: MemoryRank) -> None:
         """No commit before its decision, and none where another rank has taken its stage back."""
@@ -99,6 +112,15 @@ class Watcher:
         asleep, undefined = bool(ranks[0].ledger.parked), bool(ranks[0].ledger.undefined)
         if (state is ModelState.ASLEEP) is not asleep or ranks[0].gate.open is (asleep or undefined):
             self.broken.append(f"{model} is {state}: {ranks[0].gate}, parked {ranks[0].ledger.parked}")
+
+    def check_leases(self, model: str) -> None:
+        """Long after all of them."""
+        state = self.rig.coordinator.published_state(model)
+        holds = self.rig.coordinator._models[model].published.holds
+        names = {hold.operation for hold in holds}
+        over = state is ModelState.ASLEEP and len(names) == len(holds)
+        if holds and state is not ModelState.FAILED and (not over or any(hold.lease_s for hold in holds)):
+            self.broken.append(f"{model} is {state}, long after all leases, with {holds}")
 
     def _check_rank(self, rank: MemoryRank, leader: MemoryRank, state: ModelState) -> None:
         name, ledger, parked = f"{rank.model}/{rank.rank}", rank.ledger, rank.ledger.parked

@@ -108,3 +108,22 @@ def test_a_decided_operation_whose_ranks_were_replaced_is_not_told_to_have_chang
         assert rig.coordinator.published_state("chat") is ModelState.AWAKE and rig.gate_open()
 
     rig.run(story)
+
+
+def test_a_sleep_that_a_second_coordinator_ends_is_one_hold(rig: MemoryRig) -> None:
+    """G6: the outcome could not be written, and what was published since says that it is held."""
+
+    async def story() -> None:
+        rig.store.refusals["_finish"] = 1
+        leased = await rig.do(asking(Kind.SLEEP, lease_s=60.0))
+        assert leased.state is OperationState.SUCCEEDED
+        await rig.journal.publish(rig.coordinator._models["chat"].published)
+        await rig.restart()
+        assert (await rig.coordinator.operation(leased.id)).state is OperationState.SUCCEEDED
+        holds = (await rig.coordinator.model("chat")).holds
+        assert [hold.operation for hold in holds] == [leased.id]
+        await asyncio.sleep(100.0)
+        (kept,) = (await rig.coordinator.model("chat")).holds
+        assert kept.lease_s is None
+
+    rig.run(story)
