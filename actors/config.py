@@ -145,6 +145,7 @@ class ClusterConfig:
     deadlines: Deadlines = field(default_factory=Deadlines)
     journal_path: str = "~/.local/state/torpor/journal.db"
     namespace: str = "torpor"
+    weights_roots: tuple[str, ...] = ()  # folders that weights may be updated from
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,4 +166,5 @@ class RankSpec:
         default_factory=dict
     )  # tags that sleep as soon as they have loaded
     node: NodeBudget = field(default_factory=NodeBudget)
+    weights_roots: tuple[str, ...] = ()
     device_id: str = ""  # a GPU's UUID or "host:<name>", as the coordinator has assigned it

@@ -24,6 +24,7 @@ class Kind(StrEnum):
     WAKE = "wake"
     RECOVER = "recover"  # all ranks replaced, towards the last published state
     DELETE = "delete"  # the ranks ended, the model forgotten
+    UPDATE = "update"  # other weights, written in place
 
 
 class ModelState(StrEnum):
@@ -152,6 +153,7 @@ class RejectCode(StrEnum):
     STAGE_TIMEOUT = "stage_timeout"
     DIGEST_MISMATCH = "digest_mismatch"
     RANK_FAILED = "rank_failed"
+    WEIGHTS_REFUSED = "weights_refused"  # an update's source does not fit the model, or may not be read
     STALE_WEIGHTS = "stale_weights"  # recover would bring back older weights than those published
     REFUSED = "refused"
     CANCELLED = "cancelled"
@@ -183,6 +185,7 @@ class Hold:
 class OperationRequest:
     """An operation as asked for. tags None = every tag of the model; restore by tag, missing = defaults.
 
+    An update takes drain and one of weights_path and weights_handed (a name that ranks can fetch tensors by).
     A delete takes drain; a recover takes `to` (a state to reach; None = the last published one) and
     accept_stale_weights (weights that were updated since may come back as their source has them).
     """
@@ -206,6 +209,8 @@ class OperationRequest:
     make_room: MakeRoom | None = None  # of a wake; None: as configured for one on request, else none
     to: ModelState | None = None
     accept_stale_weights: bool = False
+    weights_path: str = ""
+    weights_handed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +296,7 @@ class RankStatus:
     staging: str | None = None  # the operation whose stage runs; it is not in ledger_phase yet
     staging_kind: Kind | None = None
     gate_operation: str | None = None  # leader only: who has closed the gate and not opened it again
+    weights_version: int = 0  # updates since it was loaded
     staged_digest: str = ""  # as the stage of `operation` answered, while ledger_phase is staged
 
 
@@ -339,6 +345,7 @@ class Operation:
     lost_bytes: dict[str, int] = field(
         default_factory=dict
     )  # by tag: preserved contents that are gone (recover)
+    weights_version: int | None = None  # that an update has brought
 
 
 @dataclass(slots=True)

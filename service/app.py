@@ -22,7 +22,7 @@ from torpor.service.gate.patience import PatientInference
 from torpor.service.logs import RequestLog, note
 from torpor.service.metrics import Metrics
 from torpor.service.problems import Code, Problem
-from torpor.service.routes import events, health, lives, memory, native, openai
+from torpor.service.routes import events, health, lives, memory, native, openai, weights
 from torpor.service.sse import ClientGone
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -67,7 +67,7 @@ def create_app(
     app.state.context = context
     app.state.started_at = clock()
     app.state.logger = logger
-    for surface in (native, lives, events, memory, openai, health):
+    for surface in (native, lives, weights, events, memory, openai, health):
         app.include_router(surface.router)
     _answer_errors(app)
     app.add_middleware(RequestLog, logger=logger)

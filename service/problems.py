@@ -60,6 +60,7 @@ REJECT_STATUS: Mapping[RejectCode, int] = {
     RejectCode.DIGEST_MISMATCH: 409,
     RejectCode.RANK_FAILED: 409,
     RejectCode.STALE_WEIGHTS: 409,
+    RejectCode.WEIGHTS_REFUSED: 422,
     RejectCode.REFUSED: 409,
     RejectCode.CANCELLED: 409,
 }
@@ -88,6 +89,7 @@ REJECT_HINT: Mapping[RejectCode, str] = {
     RejectCode.DIGEST_MISMATCH: "The ranks disagree; everything is as before. Repeat, and report it if it lasts.",
     RejectCode.RANK_FAILED: "Look at `ranks` for the one that failed; everything is as before.",
     RejectCode.STALE_WEIGHTS: 'Send `"accept_stale_weights": true`, then push the weights again.',
+    RejectCode.WEIGHTS_REFUSED: "Correct what is named; the model has the weights that it had.",
     RejectCode.REFUSED: "Look at `ranks` for the reasons; everything is as before.",
     RejectCode.CANCELLED: "It was cancelled; everything is as before. Repeat when you want it after all.",
 }

@@ -20,7 +20,15 @@ from torpor.actors.coordinator.steps import (
     Step,
     Told,
 )
-from torpor.actors.messages import OperationState, PhaseCall, PhaseReply, RankStatus, Refusal, RejectCode
+from torpor.actors.messages import (
+    Kind,
+    OperationState,
+    PhaseCall,
+    PhaseReply,
+    RankStatus,
+    Refusal,
+    RejectCode,
+)
 from torpor.actors.ports import RankPort, RankUnreachable
 
 GRACE_S = 2.0  # for an answer to come in after the rank's own deadline
@@ -208,6 +216,8 @@ class Driver:
             case Step.WITHDRAW:
                 # Plans alone end by themselves; a gate that was drained is worth some patience.
                 return deadlines.commit_s if self._drained else GRACE_S
+            case Step.COMMIT if self.machine.request.kind is Kind.UPDATE:
+                return deadlines.commit_s + self._weights_bytes() / deadlines.stage_bytes_per_s
             case Step.COMMIT | Step.PUBLISH | Step.OPEN | Step.ABORT | Step.REOPEN:
                 return deadlines.commit_s
             case _:
@@ -227,8 +237,21 @@ class Driver:
 
     def _stage_s(self) -> float:
         plans = [slot.plan for slot in self.machine.slots if slot.plan is not None]
-        moved = max((plan.kept_bytes + plan.device_bytes for plan in plans), default=0)
+        moved = max((max(plan.kept_bytes + plan.device_bytes, plan.host_bytes) for plan in plans), default=0)
         return self._capped(self._deadlines.stage_s + moved / self._deadlines.stage_bytes_per_s)
+
+    def _weights_bytes(self) -> int:
+        """That one rank has to write; also known where an earlier coordinator has made the plans."""
+        rows = [
+            sum(
+                int(str(row.get("device_bytes") or 0))
+                for row in slot.status.memory
+                if row.get("tag") == "weights"
+            )
+            for slot in self.machine.slots
+            if slot.status is not None
+        ]
+        return max(rows, default=0)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -97,7 +97,7 @@ class Execution:
             return Refusal(RejectCode.CANCELLED, "cancelled while it waited; nothing was changed")
         if runtime.deleted:
             return Refusal(RejectCode.UNKNOWN_MODEL, f"{run.request.model!r} was deleted while this waited")
-        if runtime.state() is ModelState.FAILED and kind in (Kind.SLEEP, Kind.WAKE):
+        if runtime.state() is ModelState.FAILED and kind in (Kind.SLEEP, Kind.WAKE, Kind.UPDATE):
             return Refusal(
                 RejectCode.WRONG_STATE, f"{run.request.model!r} is failed: {runtime.published.failed}"
             )
@@ -123,7 +123,8 @@ class Execution:
             run.operation.state = machine.verdict
             kept_before = {place: self._kept_at(place) for place in _shared(machine)}
             published = await self._outcome(runtime, run)
-            used = run.operation.state is OperationState.SUCCEEDED and not run.operation.dry_run
+            succeeded = run.operation.state is OperationState.SUCCEEDED and not run.operation.dry_run
+            used = succeeded and run.request.kind is not Kind.UPDATE  # which keeps nothing
             self._give_back(machine, kept_before)
             if not told:
                 await self.finish(runtime, run, published)
@@ -217,10 +218,20 @@ class Execution:
             tags=tags,
             parked_tags=parked,
             undefined_tags=undefined,
+            weights_version=self._weights_version(runtime, run),
             modes=parked_modes(runtime.statuses.values()),
             holds=holds,
             failed="",
         )
+
+    def _weights_version(self, runtime: ModelRuntime, run: Run) -> int:
+        """After a success: as ranks tell, where they have told since."""
+        known = runtime.published.weights_version
+        if run.request.kind is not Kind.UPDATE:
+            return known
+        told = [s.weights_version for s in runtime.statuses.values() if s.operation == run.operation.id]
+        run.operation.weights_version = max(told, default=known + 1)
+        return run.operation.weights_version
 
     async def look(self, runtime: ModelRuntime) -> None:
         """Ask every rank how it is; who does not answer in time keeps the status that it had."""
@@ -245,6 +256,9 @@ class Execution:
                 undefined |= set(status.undefined_tags)
             elif run.request.kind is Kind.SLEEP:
                 parked |= set(status.parked_tags) | wanted
+                undefined |= set(status.undefined_tags) - wanted
+            elif run.request.kind is Kind.UPDATE:
+                parked |= set(status.parked_tags)
                 undefined |= set(status.undefined_tags) - wanted
             else:
                 parked |= set(status.parked_tags) - wanted

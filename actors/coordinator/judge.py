@@ -58,4 +58,8 @@ def disagreement(statuses: Mapping[int, RankStatus]) -> str:
             f"rank {rank}: {', '.join(tags) or 'nothing'}" for rank, tags in sorted(parked.items())
         )
         return f"the ranks have different tags parked ({told}); {RELOAD}"
+    versions = {rank: status.weights_version for rank, status in statuses.items()}
+    if len(set(versions.values())) > 1:
+        told = "; ".join(f"rank {rank}: {version}" for rank, version in sorted(versions.items()))
+        return f"the ranks have different versions of the weights ({told}); {RELOAD}"
     return ""

@@ -1,6 +1,6 @@
 """One operation as a pure state machine: step and signal → step, actions, verdict. No clocks, no I/O.
 
-    survey → preflight → reserve → drain (sleep) → lock → stage → decide → commit → publish → open → done
+    survey → preflight → reserve → drain (not wake) → lock → stage → decide → commit → publish → open → done
                  └──────────── withdraw ───────────┘       └── abort → reopen
 
 Ranks' answers are folded into one signal a step (`Gathering`); the table below says what a signal leads to.
@@ -42,7 +42,7 @@ class Signal(StrEnum):
     EXPIRED = "expired"  # the step's time is over, and someone has not answered
     CANCEL = "cancel"
     PLANNED = "planned"  # reserve only: a dry run, or nothing to do
-    GO_DRAIN = "go_drain"  # reserve only: a sleep
+    GO_DRAIN = "go_drain"  # reserve only: a sleep, an update
     GO_LOCK = "go_lock"  # reserve only: a wake, whose gate is closed already
 
 
@@ -257,7 +257,7 @@ class Machine:
         self.noop = self.request.kind is Kind.WAKE and not self.gathering.anything_parked(self.request.tags)
         if self.request.dry_run or self.noop:
             return Signal.PLANNED
-        return Signal.GO_DRAIN if self.request.kind is Kind.SLEEP else Signal.GO_LOCK
+        return Signal.GO_LOCK if self.request.kind is Kind.WAKE else Signal.GO_DRAIN
 
     def _gathered(self) -> Signal | None:
         answer = self.gathering.answer(self.step)

@@ -182,6 +182,7 @@ class MemoryRank:
             error=self.error,
             staging=self.staging,
             gate_operation=self.gate.holder if self.rank == 0 else None,
+            weights_version=ledger.weights_version,
             staged_digest=self.staged_digest if ledger.phase is LedgerPhase.STAGED else "",
         )
 
@@ -209,8 +210,9 @@ class MemoryRank:
         if not reply.ok:
             self._keep_closed(call)
         else:
-            kind = self.ledger.kind
-            self.gate.close(call.operation, GateReason.SLEEPING if kind is Kind.SLEEP else GateReason.WAKING)
+            kind = self.ledger.kind or Kind.WAKE
+            reasons = {Kind.SLEEP: GateReason.SLEEPING, Kind.UPDATE: GateReason.DRAINING}
+            self.gate.close(call.operation, reasons.get(kind, GateReason.WAKING))
         return reply
 
     def _aborted(self, call: PhaseCall, lost: bool) -> PhaseReply:

@@ -73,6 +73,7 @@ class MemoryLedger:
         self.parked: dict[str, RestoreMode] = {}
         self.kept: dict[str, int] = {}  # host bytes by tag
         self.undefined: set[str] = set()
+        self.weights_version = 0
         self.looks_ahead = False  # as the native one, refuses in preflight what its device has no room for
         self.phase = LedgerPhase.IDLE
         self.operation: str | None = None  # staged, or committed last
@@ -129,6 +130,8 @@ class MemoryLedger:
             return self.refuse(*unknown)
         if self.phase is not LedgerPhase.IDLE:
             return self.refuse(Refusal(RejectCode.CONFLICT, f"operation {self.operation} is {self.phase}"))
+        if request.kind is Kind.UPDATE:
+            return self._plan_update(call, request)
         sleep = request.kind is Kind.SLEEP
         tags = tuple(tag for tag in wanted if (tag in self.parked) is not sleep)
         modes = {tag: request.restore.get(tag, self.modes.get(tag, RestoreMode.PINNED)) for tag in tags}
@@ -146,6 +149,14 @@ class MemoryLedger:
             host_bytes=kept,
             modes={tag: mode.value for tag, mode in modes.items()},
         )
+
+    def _plan_update(self, call: PhaseCall, request: OperationRequest) -> PhaseReply:
+        if "weights" in self.parked:
+            return self.refuse(
+                Refusal(RejectCode.WRONG_STATE, "the weights are asleep; wake them first", "weights")
+            )
+        self._plan = _Plan(call.operation, Kind.UPDATE, (), {})
+        return replace(_BLANK, digest=f"update:{request.weights_path or request.weights_handed}")
 
     def stage(self, call: PhaseCall) -> PhaseReply:
         if self.operation == call.operation and self.phase is LedgerPhase.STAGED:
@@ -169,7 +180,10 @@ class MemoryLedger:
         if plan is None or self.operation != call.operation or self.phase is not LedgerPhase.STAGED:
             return self.refuse(Refusal(RejectCode.REFUSED, f"operation {call.operation} is not staged"))
         size = self._size(plan)
-        if plan.kind is Kind.SLEEP:
+        if plan.kind is Kind.UPDATE:
+            self.weights_version += 1
+            self.undefined.discard("weights")
+        elif plan.kind is Kind.SLEEP:
             self.device.give(self.owner, size)
             self.parked.update({tag: plan.modes[tag] for tag in plan.tags})
         else:

@@ -223,6 +223,7 @@ class Reconciler:
                 ),
                 holds=old.holds if parked else (),
                 modes=parked_modes(survey.there.values()),
+                weights_version=survey.there[0].weights_version,
                 failed="",
             )
         runtime.published = new

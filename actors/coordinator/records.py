@@ -187,6 +187,8 @@ def same_request(
         return False
     if (one.to, one.accept_stale_weights) != (other.to, other.accept_stale_weights):
         return False
+    if one.kind is Kind.UPDATE:
+        return False  # a path says nothing of what is there now
     tags = effective_tags(one, known)
     if tags != effective_tags(other, known):
         return False

@@ -91,7 +91,7 @@ class ModelRuntime:
         if not self.ready.is_set():
             return ModelState.RECOVERING if self.ports else ModelState.LOADING
         on_its_way = self._on_its_way()
-        if on_its_way is not None:
+        if on_its_way is not None and on_its_way is not Kind.UPDATE:
             return ModelState.SLEEPING if on_its_way is Kind.SLEEP else ModelState.WAKING
         return ModelState.ASLEEP if self.published.parked_tags else ModelState.AWAKE
 
@@ -111,7 +111,9 @@ class ModelRuntime:
         if self.deleting:
             return GateReason.DRAINING
         if state is ModelState.AWAKE:
-            return GateReason.CONTENTS_UNDEFINED if self.published.undefined_tags else None
+            if self.published.undefined_tags:
+                return GateReason.CONTENTS_UNDEFINED
+            return GateReason.DRAINING if self._on_its_way() is Kind.UPDATE else None
         run = self.running
         if (
             state is ModelState.SLEEPING

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from torpor.actors.config import RankSpec
@@ -13,12 +15,13 @@ from torpor.actors.engine.group import RankGroup
 from torpor.actors.engine.leader import LeaderLoop
 from torpor.actors.engine.loader import LoadedModel, load_model
 from torpor.actors.engine.prepare import prepare
-from torpor.actors.engine.protocol import EventSink, InvalidPrompt
+from torpor.actors.engine.protocol import EventSink, InvalidPrompt, StagedWeights, WeightsSource
 from torpor.actors.engine.request import Request
 from torpor.actors.engine.runner import ModelRunner
 from torpor.actors.engine.scheduler import Limits, Scheduler
 from torpor.actors.engine.sequences import SequenceBook
 from torpor.actors.engine.shard import shard
+from torpor.actors.engine.weights import Target, open_reader
 from torpor.actors.messages import GenerateRequest, RestoreMode
 from torpor.native import Device, KvManager, Ledger
 from torpor.native.adopt import Adopted, check_adopted
@@ -139,6 +142,36 @@ class TransformersEngine:
         """Nothing is derived from weights or pages; what is checked is that the module still uses its regions."""
         if self._model is not None and self._adopted is not None:
             check_adopted(self._model.module, self._adopted)
+
+    def check_weights(self, source: WeightsSource) -> tuple[str, int]:
+        target = self._target()
+        return target.check(open_reader(source, target, whole=False)), target.size_bytes
+
+    def stage_weights(self, source: WeightsSource, go_on: Callable[[], None]) -> StagedWeights:
+        target = self._target()
+        return target.stage(open_reader(source, target, whole=True), go_on)
+
+    def write_weights(self, staged: StagedWeights) -> None:
+        target, manager, adopted = self._target(), self._manager, self._adopted
+        assert manager is not None and adopted is not None and adopted.weights is not None
+        adopted.weights.contents_changed()  # first: whatever becomes of the writing, the old backup is not these
+        for name in target.parameters:
+            self._write_one(target.parameters[name], staged.tensors[name])
+        self._synchronize()
+        adopted.weights.contents_changed()  # also one that was made meanwhile
+        manager.forget_prefixes()
+        if isinstance(self._loop, LeaderLoop):
+            self._loop.compute_anew()
+
+    @staticmethod
+    def _write_one(parameter: torch.Tensor, value: torch.Tensor) -> None:
+        with torch.no_grad():
+            parameter.copy_(value)
+
+    def _target(self) -> Target:
+        if self._model is None:
+            raise RuntimeError("the engine is not loaded; call load() first")
+        return Target(self._model, self._spec.rank, self._spec.model.tensor_parallel)
 
     def error(self) -> str:
         return self._loop.error() if self._loop is not None else ""

@@ -50,6 +50,7 @@ class LeaderLoop:
         self._next_key = 0
         self._pause_wanted = False
         self._paused = False
+        self._anew = False  # the weights are others than those that K and V were computed by
         self._reap_allowed = False
         self._reaping = False
         self._closing = False
@@ -104,6 +105,11 @@ class LeaderLoop:
             self._pause_wanted = False
             self._changed.notify_all()
 
+    def compute_anew(self) -> None:
+        """At rest: when it goes on, nothing that was computed so far is used any more."""
+        with self._changed:
+            self._anew = True
+
     def reap(self, allowed: bool) -> None:
         with self._changed:
             self._reap_allowed = allowed
@@ -144,6 +150,8 @@ class LeaderLoop:
                 return False
             pause, proceed = self._pause_wanted and not self._paused, self._paused and not self._pause_wanted
             self._reaping = reaping = self._paused and not proceed
+            anew = proceed and self._anew
+            self._anew = self._anew and not proceed
             arrivals: list[Request] = []
             cancels: list[str] = []
             if not pause and not proceed:
@@ -155,7 +163,7 @@ class LeaderLoop:
             self._channel.send(Pause(self._number))
             self._synchronize()
         elif proceed:
-            self._scheduler.thaw()
+            self._scheduler.thaw(anew)
             self._channel.send(Proceed())
         elif reaping:
             self._reap(arrivals, cancels)

@@ -52,6 +52,19 @@ def load_model(engine: EngineConfig, tensor_parallel: int, device_kind: str) -> 
     return LoadedModel(module, config, tokenizer, _eos(module, config), context_tokens, dtype)
 
 
+def read_config(source: ModelSource) -> Any:
+    """Raises ModelRefused."""
+    with _quiet(), parsed_once():
+        return _config(source)
+
+
+def read_module(source: ModelSource, config: Any, dtype: torch.dtype) -> torch.nn.Module:
+    """All weights of a checkpoint, on the CPU. Raises ModelRefused."""
+    register()
+    with _quiet(), parsed_once():
+        return _read(source, config, dtype)
+
+
 def _config(source: ModelSource) -> Any:
     try:
         if source.config_file is not None:

@@ -5,8 +5,10 @@ An engine runs in one thread of its rank (the step loop), but `submit`, `cancel`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 from torpor.actors.messages import GenerateRequest, TokenEvent
 
@@ -15,6 +17,40 @@ EventSink = Callable[[Sequence[TokenEvent]], None]  # called from the step threa
 
 class InvalidPrompt(Exception):
     """The engine cannot serve this request as it is; the text says why and what to do."""
+
+
+class WeightsRefused(Exception):
+    """These weights are not for this model, or cannot be read; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """dtype: as torch names it, such as "float32"."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class HandedTensors(Protocol):
+    """Whole tensors, not cut for ranks, that somebody in another process hands over."""
+
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """By the names of the checkpoint. Raises WeightsRefused when nobody is there to ask."""
+
+    def get(self, name: str) -> Any:
+        """A torch.Tensor in host memory."""
+
+
+WeightsSource = Path | HandedTensors
+
+
+@dataclass(frozen=True, slots=True)
+class StagedWeights:
+    """This rank's share, read and checked. digest: the same on all ranks that have read the same weights."""
+
+    digest: str
+    size_bytes: int
+    tensors: Mapping[str, Any]  # by parameter
 
 
 class Engine(Protocol):
@@ -63,6 +99,21 @@ class Engine(Protocol):
 
     def refresh(self) -> None:
         """After a wake's contents are back: recompute what depends on them. Repeatable."""
+
+    def check_weights(self, source: WeightsSource) -> tuple[str, int]:
+        """What can be seen without reading contents; traffic runs. A digest, and the bytes of this rank's share.
+
+        Raises WeightsRefused.
+        """
+
+    def stage_weights(self, source: WeightsSource, go_on: Callable[[], None]) -> StagedWeights:
+        """At rest: read and check all that `write_weights` will need; nothing of the model changes.
+
+        go_on raises when the stage is to end. Raises WeightsRefused.
+        """
+
+    def write_weights(self, staged: StagedWeights) -> None:
+        """At rest: write in place, forget all prefixes, and let frozen requests be computed anew. Repeatable."""
 
     def error(self) -> str:
         """Why the step loop died, or ""."""

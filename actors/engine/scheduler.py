@@ -57,10 +57,13 @@ class Scheduler:
             self._set_aside(request)
         self._full = False
 
-    def thaw(self) -> None:
-        """After `park`. Whose K and V a sleep has discarded is computed again, from the tokens so far."""
+    def thaw(self, anew: bool = False) -> None:
+        """After `park`. Whose K and V a sleep has discarded is computed again, from the tokens so far.
+
+        anew: all are, since what they have was computed by other weights.
+        """
         for request in tuple(self._suspended):
-            if self._book.contents_lost(request.key):
+            if anew or self._book.contents_lost(request.key):
                 self._release(request)
 
     def schedule(self) -> tuple[list[Chunk], list[TokenEvent]]:

@@ -50,18 +50,58 @@ def _style(plan: dict[str, str], name: str) -> str:
 
 
 def _keep_outputs(module: torch.nn.Linear, rank: int, ranks: int) -> None:
-    module.weight.data = module.weight.data.chunk(ranks, dim=0)[rank].clone()
-    if module.bias is not None:
-        module.bias.data = module.bias.data.chunk(ranks, dim=0)[rank].clone()
+    _keep(module, COLWISE, rank, ranks)
     module.out_features //= ranks
 
 
 def _keep_inputs(module: torch.nn.Linear, rank: int, ranks: int) -> None:
-    module.weight.data = module.weight.data.chunk(ranks, dim=1)[rank].clone()
-    if module.bias is not None and rank != 0:
-        module.bias.data = torch.zeros_like(module.bias.data)  # it must be added once
+    _keep(module, ROWWISE, rank, ranks)
     module.in_features //= ranks
     module.register_forward_hook(_add_up)
+
+
+def _keep(module: torch.nn.Linear, style: str, rank: int, ranks: int) -> None:
+    for name, parameter in module.named_parameters():
+        parameter.data = _cut(style, name, parameter.data, rank, ranks).clone()
+
+
+def _cut(style: str, name: str, whole: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
+    """rank's share of a linear layer's `weight` or `bias`; it may be a view."""
+    if style == COLWISE:
+        return whole.chunk(ranks, dim=0)[rank]
+    if style == ROWWISE and name == "weight":
+        return whole.chunk(ranks, dim=1)[rank]
+    if style == ROWWISE and rank != 0:
+        return torch.zeros_like(whole)  # a bias must be added once
+    return whole
+
+
+class Shares:
+    """How the tensors of a checkpoint become one rank's parameters, for a model that `shard` has cut already."""
+
+    def __init__(self, model: torch.nn.Module, rank: int, ranks: int) -> None:
+        self._rank, self._ranks = rank, ranks
+        plan: dict[str, str] = (getattr(model, "_tp_plan", None) or {}) if ranks > 1 else {}
+        self._styles = {
+            name: _style(plan, name) for name, module in model.named_modules() if _is_linear(module)
+        }
+
+    def whole_shape(self, name: str, share: torch.Size) -> tuple[int, ...]:
+        """Of the tensor of which this rank has a share of that shape. name: of a parameter."""
+        module, _, kind = name.rpartition(".")
+        style, shape = self._styles.get(module, ""), list(share)
+        if style == COLWISE:
+            shape[0] *= self._ranks
+        elif style == ROWWISE and kind == "weight":
+            shape[1] *= self._ranks
+        return tuple(shape)
+
+    def is_cut(self, name: str) -> bool:
+        return self._styles.get(name.rpartition(".")[0], "") in (COLWISE, ROWWISE)
+
+    def cut(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        module, _, kind = name.rpartition(".")
+        return _cut(self._styles.get(module, ""), kind, whole, self._rank, self._ranks)
 
 
 def _add_up(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,7 @@ from torpor.actors.rank.leader import Leader
 from torpor.actors.rank.ledger import RankLedger
 from torpor.actors.rank.machinery import Machinery
 from torpor.actors.rank.phases import Phases
+from torpor.actors.rank.update import OpenHanded, Sources, nobody_hands_over
 from torpor.native import Device, Ledger
 
 TICK_S = 0.25
@@ -53,6 +54,7 @@ class Parts:
     make_ledger: Callable[..., RankLedger] = RankLedger
     make_engine: Callable[[RankSpec, Ledger, Device], Engine] = make_engine
     clock: Clock = time.monotonic
+    open_handed: OpenHanded = nobody_hands_over
 
 
 class RankCore:
@@ -204,7 +206,7 @@ class RankCore:
                 engine.start(self._leader.sink)
             else:
                 engine.start(_no_events)
-            machinery = Machinery(ledger, engine)
+            machinery = Machinery(ledger, engine, Sources(spec.weights_roots, parts.open_handed))
             if spec.parked:
                 machinery.park(spec.parked, spec.model.verify)
         except BaseException:
@@ -266,6 +268,7 @@ class RankCore:
             gate_operation=leader.gate.holder if leader else None,
             staging_kind=staging_kind,
             staged_digest=digest,
+            weights_version=machinery.weights_version if machinery else 0,
         )
 
     def _not_loaded(self, call: PhaseCall) -> PhaseReply:

@@ -29,6 +29,7 @@ from torpor.actors.rank.replies import (
     undefined_by,
 )
 from torpor.actors.rank.transaction import Transaction
+from torpor.actors.rank.update import TAG, Sources, Update, why_not
 from torpor.native import DeviceError, Plan, Stopped
 
 QUIESCE_SLICE_S = 0.25  # how often a wait for the engine looks whether it was called off
@@ -39,7 +40,7 @@ LOADING = "loading"  # what a ledger calls the operation by which a rank is born
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    plan: Plan
+    plan: Plan | None  # None: of an update, which the ledger has no part in
     refusals: tuple[Refusal, ...]
     numbers: dict[str, Any] = field(default_factory=dict)  # fields of a PhaseReply
 
@@ -47,9 +48,12 @@ class Planned:
 class Machinery:
     """error: why this rank serves no more, or "". undefined: tags whose bytes are there and mean nothing (C9)."""
 
-    def __init__(self, ledger: RankLedger, engine: Engine) -> None:
+    def __init__(self, ledger: RankLedger, engine: Engine, sources: Sources | None = None) -> None:
         self.ledger = ledger
         self.engine = engine
+        self.weights_version = 0  # updates since it was loaded
+        self._sources = sources or Sources()
+        self._update: Update | None = None  # from its stage to its publish
         self.error = ""
         self.undefined: frozenset[str] = frozenset()
         self._stepping = True
@@ -66,8 +70,10 @@ class Machinery:
 
         When it says yes, no sequence comes or goes at rest until the operation ends: the ranks compare their plans.
         """
+        if request.kind is Kind.UPDATE:
+            return self._plan_update(operation, request)
         plan = self._plan(operation, request)
-        refusals = refusals_of(plan)
+        refusals = self._in_the_way() or refusals_of(plan)
         if not refusals:
             self._planned = operation
             self.engine.reap(False)
@@ -91,12 +97,11 @@ class Machinery:
         On a throw or a refusal the memory is as before. The leader's engine rests until the abort, since other ranks
         may have staged and a step is one of all ranks; a follower's goes on following.
         """
-        assert tx.request is not None and tx.plan is not None
-        if is_noop(tx.plan):
+        assert tx.request is not None
+        if tx.plan is not None and is_noop(tx.plan):
             return self._stage_noop(tx, deadline)
         if leader is not None:
-            reason = GateReason.SLEEPING if tx.request.kind is Kind.SLEEP else GateReason.WAKING
-            leader.gate.hold_for_stage(tx.operation, reason)
+            leader.gate.hold_for_stage(tx.operation, self._reason_for_stage(tx.request.kind))
         stepping, staged = self._stepping, False
         self._rests_for = tx.operation
         try:
@@ -105,15 +110,18 @@ class Machinery:
             planned = self.plan(tx.operation, tx.request)
             if planned.refusals:
                 return planned
-            self._stage(tx, planned.plan, deadline)
+            if planned.plan is None:
+                planned = self._stage_update(tx, deadline)
+            else:
+                self._stage(tx, planned.plan, deadline)
             staged = True
         finally:
             if not staged and stepping and leader is None:
                 self._resume()
         tx.plan = planned.plan
         # Ranks that stopped at another step, or that hold other pages, must not go through together (M7).
-        digest = f"{planned.plan.digest}@{step}"
-        return Planned(planned.plan, (), {**planned.numbers, "digest": digest})
+        digest = planned.numbers["digest"] if planned.plan is None else planned.plan.digest
+        return Planned(planned.plan, (), {**planned.numbers, "digest": f"{digest}@{step}"})
 
     def park(self, modes: Mapping[str, RestoreMode], verify: bool = False) -> None:
         """Put these tags to sleep before anything else begins here. Raises what keeps them from it."""
@@ -132,7 +140,8 @@ class Machinery:
 
     def commit(self, tx: Transaction) -> dict[str, Any]:
         """The last step. A failure that may pass is tried again; the ledger goes on where it stopped."""
-        assert tx.plan is not None
+        if tx.plan is None:
+            return self._commit_update(tx)
         self._working = True
         try:
             report = self._commit()
@@ -152,11 +161,19 @@ class Machinery:
 
     def publish(self) -> GateReason | None:
         """End the transaction. None where the rank can serve again; then its engine steps."""
-        self.ledger.publish()
+        if self._update is not None:
+            self._update = None
+        else:
+            self.ledger.publish()
         return self._settle()
 
     def abort(self, tx: Transaction) -> None:
         """Take a stage back, where this operation has one. Raises Misuse after its commit has begun."""
+        if self._update is not None:
+            if self._update.operation != tx.operation:
+                return
+            self._update.abort()
+            self._update = None
         status = self.ledger.status()
         if status["phase"] != "idle":
             if status["operation"] != tx.operation:
@@ -174,6 +191,8 @@ class Machinery:
 
     def transaction(self) -> tuple[LedgerPhase, str | None, Kind | None]:
         """Phase, operation and kind of what is staged, else of what was committed last."""
+        if (update := self._update) is not None:
+            return update.phase, update.operation, Kind.UPDATE
         status = self.ledger.status()
         phase = LedgerPhase(status["phase"])
         if phase is not LedgerPhase.IDLE:
@@ -208,13 +227,69 @@ class Machinery:
         """reap: no operation counts sequences here any more, so that those of cancelled requests may go."""
         if self.error:
             return GateReason.FAILED
-        if self.ledger.parked_tags or self.undefined:
+        if (closed := self._closed()) is not None:
             if reap:
                 self.engine.reap(True)
-            return GateReason.ASLEEP if self.ledger.parked_tags else GateReason.CONTENTS_UNDEFINED
+            return closed
         if resume:
             self._resume()
         return None
+
+    def _closed(self) -> GateReason | None:
+        """Why nobody can be served, whatever operations there are."""
+        if self.ledger.parked_tags:
+            return GateReason.ASLEEP
+        return GateReason.CONTENTS_UNDEFINED if self.undefined else None
+
+    def _reason_for_stage(self, kind: Kind) -> GateReason:
+        if kind is Kind.UPDATE:
+            return self._closed() or GateReason.DRAINING
+        return GateReason.SLEEPING if kind is Kind.SLEEP else GateReason.WAKING
+
+    def _in_the_way(self) -> tuple[Refusal, ...]:
+        if self._update is None:
+            return ()
+        text = f"operation {self._update.operation} is {self._update.phase} here; wait for it"
+        return (Refusal(RejectCode.CONFLICT, text),)
+
+    def _plan_update(self, operation: str, request: OperationRequest) -> Planned:
+        """Reads only. Raises WeightsRefused."""
+        if refusals := self._in_the_way():
+            return Planned(None, refusals)
+        if (phase := self.ledger.status()["phase"]) != "idle":
+            text = f"another operation is {phase} here; wait for it"
+            return Planned(None, (Refusal(RejectCode.CONFLICT, text),))
+        if (refusal := why_not(self.ledger.parked_tags)) is not None:
+            return Planned(None, (refusal,))
+        digest, size_bytes = self.engine.check_weights(self._sources.find(request))
+        self._planned = operation
+        self.engine.reap(False)
+        # They lie in host memory from the stage to the commit.
+        return Planned(None, (), {"digest": digest, "host_bytes": size_bytes})
+
+    def _stage_update(self, tx: Transaction, deadline: float) -> Planned:
+        assert tx.request is not None
+
+        def go_on() -> None:
+            if tx.aborting:
+                raise Stopped("the operation was aborted")
+            if time.monotonic() > deadline:
+                raise TimeoutError("the weights could not be read in time; allow more with timeout_s")
+
+        go_on()
+        staged = self.engine.stage_weights(self._sources.find(tx.request), go_on)
+        go_on()
+        self._update = Update(tx.operation, self.engine, staged)
+        return Planned(None, (), {"digest": staged.digest, "device_bytes": staged.size_bytes})
+
+    def _commit_update(self, tx: Transaction) -> dict[str, Any]:
+        assert self._update is not None and self._update.operation == tx.operation
+        numbers = self._update.commit()
+        lost = max(0, tx.prefix_tokens - self.prefix_tokens())
+        self.undefined -= {TAG}
+        self.weights_version += 1
+        self._last = (tx.operation, Kind.UPDATE)
+        return {**numbers, "prefix_tokens_lost": lost}
 
     def _plan(self, operation: str, request: OperationRequest) -> Plan:
         with self._reading:
@@ -231,6 +306,7 @@ class Machinery:
         # Nothing changes (C1): traffic, if there is any, need not stop for it.
         assert tx.request is not None
         planned = self.plan(tx.operation, tx.request)
+        assert planned.plan is not None
         if not is_noop(planned.plan):
             reason = "the memory changed since preflight; ask again"
             return Planned(planned.plan, (Refusal(RejectCode.REFUSED, reason),))

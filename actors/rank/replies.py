@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torpor.actors.engine.protocol import WeightsRefused
 from torpor.actors.messages import Refusal, RejectCode
 from torpor.actors.rank.gate import GateHeld, NotDrained, NotIdle
 from torpor.native import (
@@ -29,6 +30,7 @@ CODES: Sequence[tuple[type[BaseException], RejectCode]] = (
     (NotDrained, RejectCode.DRAIN_TIMEOUT),
     (GateHeld, RejectCode.CONFLICT),
     (NotIdle, RejectCode.NOT_IDLE),
+    (WeightsRefused, RejectCode.WEIGHTS_REFUSED),
 )
 
 # Tags that a model can't compute without: woken without contents they leave the gate closed (C9).

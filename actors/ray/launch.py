@@ -98,6 +98,7 @@ class Launcher:
             device_index=0,  # the device is chosen when all ranks of the model are there
             host_pool_bytes=config.host_pool.bytes // self._ranks(model),
             node=config.node,
+            weights_roots=config.weights_roots,
         )
 
     def _create(self, spec: RankSpec, group: PlacementGroup) -> ActorHandle:

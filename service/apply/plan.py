@@ -77,6 +77,7 @@ _FIXED = {
     "node.disk_path": "node.disk_path",
     "host_pool.bytes": "host_pool.bytes",
     "journal.path": "journal_path",
+    "weights_roots": "weights_roots",
 }
 
 
@@ -94,9 +95,10 @@ def _without_models(config: ClusterConfig) -> dict[str, Any]:
 
 
 def _told(tree: Mapping[str, Any]) -> set[str]:
-    """Dotted keys of the sections that the file, or the environment, has set."""
+    """Dotted keys that the file, or the environment, has set."""
     sections = {name: section for name, section in tree.items() if isinstance(section, Mapping)}
-    return {f"{name}.{key}" for name, section in sections.items() for key in section}
+    plain = {name for name in tree if name not in sections}
+    return plain | {f"{name}.{key}" for name, section in sections.items() for key in section}
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

@@ -234,6 +234,37 @@ def delete(
     Output(json).show(record, tables.operation)
 
 
+@app.command("update-weights")
+def update_weights(
+    model: Annotated[str, typer.Argument(help="The model.")],
+    path: Annotated[
+        str, typer.Argument(help="Safetensors folder or GGUF file on the ranks' nodes, under weights_roots.")
+    ],
+    drain: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE",
+            help="finish, abort or freeze what runs; if_idle: only if nothing runs. Default: finish.",
+        ),
+    ] = None,
+    drain_timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds.")] = None,
+    timeout: Timeout = None,
+    dry_run: DryRun = False,
+    wait: Wait = True,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Write other weights into a model, in place and on all ranks, or on none."""
+    wishes = {
+        name: value for name, value in (("mode", drain), ("timeout_s", drain_timeout)) if value is not None
+    }
+    with Client(url) as client:
+        record = client.update_weights(
+            model, path, drain=wishes or None, timeout_s=timeout, dry_run=dry_run or None, wait=wait
+        )
+    Output(json).show(record, tables.operation)
+
+
 @app.command()
 def events(
     model: Annotated[str | None, typer.Argument(help="Only of this model.")] = None,

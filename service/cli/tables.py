@@ -122,7 +122,8 @@ def _difference(record: Record) -> str:
 def _headline(record: Record) -> str:
     plan = "plan of " if record["dry_run"] else ""
     lost = f"; prefix tokens lost: {record['prefix_tokens_lost']}" if record["prefix_tokens_lost"] else ""
-    return f"{plan}{record['kind']} of {record['model']}: {record['state']} ({record['id']}){lost}"
+    version = f", weights version {record['weights_version']}" if record.get("weights_version") else ""
+    return f"{plan}{record['kind']} of {record['model']}: {record['state']}{version} ({record['id']}){lost}"
 
 
 def _table(*columns: str, title: str | None = None) -> Table:

@@ -143,6 +143,36 @@ class AsyncClient:
             )
         )
 
+    async def update_weights(
+        self,
+        model: str,
+        path: str,
+        *,
+        drain: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        dry_run: bool | None = None,
+        on_conflict: str | None = None,
+        wait: bool = True,
+        idempotency_key: str | None = None,
+        generation: int | None = None,
+    ) -> dict[str, Any]:
+        """Write other weights into the model where it lies; the record tells their version.
+
+        path: a safetensors folder or GGUF file of the ranks' nodes, under weights_roots. drain: {"mode", "timeout_s"}.
+        """
+        fields = {"path": path, "drain": drain, "timeout_s": timeout_s, "dry_run": dry_run}
+        fields |= {"on_conflict": on_conflict}
+        return await self._send(
+            operation_call(
+                "update_weights",
+                model,
+                wait=wait,
+                idempotency_key=idempotency_key,
+                generation=generation,
+                **fields,
+            )
+        )
+
     async def events(
         self, model: str | None = None, last_event_id: str | None = None
     ) -> AsyncIterator[Event]:

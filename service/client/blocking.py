@@ -140,6 +140,36 @@ class Client:
             )
         )
 
+    def update_weights(
+        self,
+        model: str,
+        path: str,
+        *,
+        drain: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        dry_run: bool | None = None,
+        on_conflict: str | None = None,
+        wait: bool = True,
+        idempotency_key: str | None = None,
+        generation: int | None = None,
+    ) -> dict[str, Any]:
+        """Write other weights into the model where it lies; the record tells their version.
+
+        path: a safetensors folder or GGUF file of the ranks' nodes, under weights_roots. drain: {"mode", "timeout_s"}.
+        """
+        fields = {"path": path, "drain": drain, "timeout_s": timeout_s, "dry_run": dry_run}
+        fields |= {"on_conflict": on_conflict}
+        return self._send(
+            operation_call(
+                "update_weights",
+                model,
+                wait=wait,
+                idempotency_key=idempotency_key,
+                generation=generation,
+                **fields,
+            )
+        )
+
     def events(self, model: str | None = None, last_event_id: str | None = None) -> Iterator[Event]:
         """As they happen, until the service ends. last_event_id: first what has come since that one."""
         call, reader = events_call(model, last_event_id), EventReader()

@@ -27,7 +27,6 @@ LATER_KEYS = (
     LaterKey("models.*.on_discard", "wait"),
     LaterKey("host_pool.prefill", False),
     LaterKey("auth.tokens_file", None),
-    LaterKey("weights_roots", []),
 )
 # Sections that hold later keys only: dropped once these are gone.
 _LATER_SECTIONS = ("auth",)

@@ -170,11 +170,20 @@ class Settings(_Section):
     http: HttpSettings = HttpSettings()
     journal: JournalSettings = JournalSettings()
     ray: RaySettings = RaySettings()
+    weights_roots: tuple[str, ...] = ()  # absolute folders of the ranks' nodes
 
-    @field_validator("models", mode="before")
+    @field_validator("models", "weights_roots", mode="before")
     @classmethod
-    def _list_is_fine(cls, models: object) -> object:
-        return tuple(models) if isinstance(models, list) else models
+    def _list_is_fine(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("weights_roots")
+    @classmethod
+    def _absolute(cls, roots: tuple[str, ...]) -> tuple[str, ...]:
+        for root in roots:
+            if not Path(root).expanduser().is_absolute():
+                raise ValueError(f"{root!r} is not an absolute path; begin it with / or ~/")
+        return roots
 
     @model_validator(mode="after")
     def _there_is_a_disk(self) -> Self:
@@ -227,6 +236,7 @@ def cluster_config(settings: Settings) -> ClusterConfig:
         deadlines=Deadlines(**settings.deadlines.model_dump()),
         journal_path=str(Path(settings.journal.path).expanduser()),
         namespace=settings.ray.namespace,
+        weights_roots=tuple(str(Path(root).expanduser()) for root in settings.weights_roots),
     )
 
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torpor.actors.config import RankSpec
-from torpor.actors.engine.protocol import EventSink, InvalidPrompt
+from torpor.actors.engine.protocol import (
+    EventSink,
+    InvalidPrompt,
+    StagedWeights,
+    WeightsRefused,
+    WeightsSource,
+)
 from torpor.actors.messages import FinishReason, GenerateRequest, TokenEvent
 from torpor.native import Device, Ledger
 
@@ -100,6 +106,15 @@ class ToyEngine:
         self.refreshed += 1
         if self.refresh_error:
             raise RuntimeError(self.refresh_error)
+
+    def check_weights(self, source: WeightsSource) -> tuple[str, int]:
+        raise WeightsRefused("a toy takes no weights")
+
+    def stage_weights(self, source: WeightsSource, go_on: Callable[[], None]) -> StagedWeights:
+        raise WeightsRefused("a toy takes no weights")
+
+    def write_weights(self, staged: StagedWeights) -> None:
+        raise WeightsRefused("a toy takes no weights")
 
     def error(self) -> str:
         return self._error

@@ -58,6 +58,15 @@ def test_sleep_status_and_wake_show_tables(torpor: Run) -> None:
     assert "open" in torpor("status", "chat")[1]
 
 
+def test_update_weights_tells_the_version(torpor: Run) -> None:
+    """C10."""
+    code, out, _ = torpor("update-weights", "chat", "/weights/new", "--drain", "abort")
+    assert code == 0
+    assert "update of chat: succeeded, weights version 1" in out
+    code, _, err = torpor("update-weights", "nobody", "/weights/new")
+    assert (code, "no model 'nobody'" in err) == (2, True)
+
+
 def test_json_is_for_scripts(torpor: Run) -> None:
     assert json.loads(torpor("status", "--json")[1])["models"][0]["name"] == "chat"
     assert json.loads(torpor("sleep", "--json")[1])["state"] == "succeeded"

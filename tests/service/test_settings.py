@@ -158,7 +158,6 @@ LATER = [
     ("models: [{name: a, on_discard: reload}]\n", "models.0.on_discard"),
     (ONE_MODEL + "host_pool: {prefill: true}\n", "host_pool.prefill"),
     (ONE_MODEL + "auth: {tokens_file: /etc/tokens}\n", "auth.tokens_file"),
-    (ONE_MODEL + "weights_roots: [/models]\n", "weights_roots"),
 ]
 
 

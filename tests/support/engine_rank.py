@@ -84,14 +84,15 @@ class EngineRank:
         tags: Sequence[str] | None = None,
         restore: Mapping[str, str] | None = None,
         drain: DrainSpec | None = None,
+        **fields: str,
     ) -> str:
         """Preflight to stage; the operation's id. Fails with the reply that was not ok."""
         operation = f"op-{next(self.operations)}"
         modes = {tag: RestoreMode(mode) for tag, mode in (restore or {}).items()}
         drain = drain or DrainSpec()
-        request = OperationRequest(kind, "tiny", tuple(tags) if tags else None, modes, drain)
+        request = OperationRequest(kind, "tiny", tuple(tags) if tags else None, modes, drain, **fields)  # type: ignore[arg-type]
         self._ok(await self.core.preflight(self._call(operation, Phase.PREFLIGHT), request))
-        if kind is Kind.SLEEP:
+        if kind is not Kind.WAKE:
             self._ok(await self.core.drain(self._call(operation, Phase.DRAIN), drain, WAIT_S, WAIT_S))
         self._ok(await self.core.stage(self._call(operation, Phase.STAGE), WAIT_S))
         return operation
@@ -111,6 +112,9 @@ class EngineRank:
 
     async def wake(self, *tags: str) -> PhaseReply:
         return await self.operate(Kind.WAKE, *tags)
+
+    async def update(self, path: object, **more: Any) -> PhaseReply:
+        return await self.operate(Kind.UPDATE, "weights", weights_path=str(path), **more)
 
     def _call(self, operation: str, phase: Phase) -> PhaseCall:
         return PhaseCall(operation, phase, 1)
