@@ -17,12 +17,17 @@ _SIZE_FACTORS = {
     "tib": 1 << 40,
 }
 _DURATION_FACTORS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+MAX_SIZE_BYTES = (1 << 63) - 1  # what the native core counts with
+MAX_DURATION_S = 1e9  # 30 years; what waits for it counts nanoseconds in 64 bits
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_size_bytes(value: object) -> int:
     """Bytes from 1048576, "512MiB" or "1.5 GB". Raises ValueError with what to write instead."""
-    size = _scaled(value, _SIZE_FACTORS, 'a size is a whole number of bytes, or like "512MiB" or "1GB"')
+    form = 'a size is a whole number of bytes, or like "512MiB" or "1GB"'
+    size = _scaled(value, _SIZE_FACTORS, form)
+    if size > MAX_SIZE_BYTES:
+        raise ValueError(f"{value!r} is out of range: {form}, and less than 8 EiB")
     if size != int(size):
         raise ValueError(f"{value!r} is not a whole number of bytes")
     return int(size)
@@ -30,9 +35,11 @@ def parse_size_bytes(value: object) -> int:
 
 def parse_duration_s(value: object) -> float:
     """Seconds from 30, 0.5, "500ms", "30s", "2m" or "1h". Raises ValueError with what to write instead."""
-    return float(
-        _scaled(value, _DURATION_FACTORS, 'a duration is a number of seconds, or like "500ms" or "2m"')
-    )
+    form = 'a duration is a number of seconds, or like "500ms" or "2m"'
+    duration_s = _scaled(value, _DURATION_FACTORS, form)
+    if duration_s > MAX_DURATION_S:
+        raise ValueError(f"{value!r} is out of range: {form}, and at most {MAX_DURATION_S:.0e} seconds")
+    return float(duration_s)
 
 
 def _scaled(value: object, factors: dict[str, int] | dict[str, float], form: str) -> float:

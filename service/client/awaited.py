@@ -15,11 +15,14 @@ from torpor.service.client.calls import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
     RENEW_TIMEOUT_S,
+    UNSENT,
     Call,
     ChatAnswer,
+    answer_of,
     chat_answer,
     chat_call,
     operation_call,
+    path_of,
     program_name,
     unreachable,
 )
@@ -39,9 +42,12 @@ class AsyncClient:
     ) -> None:
         self.url = url
         self._timeout_s = timeout_s
-        self._http = httpx.AsyncClient(
-            base_url=url, headers={"User-Agent": program_name()}, transport=transport
-        )
+        try:
+            self._http = httpx.AsyncClient(
+                base_url=url, headers={"User-Agent": program_name()}, transport=transport
+            )
+        except httpx.InvalidURL as error:
+            raise unreachable(url, error) from None
 
     async def sleep(
         self,
@@ -188,14 +194,14 @@ class AsyncClient:
                 async for line in response.aiter_lines():
                     if (event := reader.feed(line)) is not None:
                         yield event
-        except httpx.TransportError as error:
+        except UNSENT as error:
             raise unreachable(self.url, error) from None
 
     async def models(self) -> list[dict[str, Any]]:
         return list((await self._send(Call("GET", "/models")))["models"])
 
     async def model(self, name: str) -> dict[str, Any]:
-        return await self._send(Call("GET", f"/models/{name}"))
+        return await self._send(Call("GET", path_of("models", name)))
 
     async def operations(self, model: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
         """Newest first."""
@@ -203,14 +209,14 @@ class AsyncClient:
         return list((await self._send(Call("GET", "/operations", query=query)))["operations"])
 
     async def operation(self, operation_id: str) -> dict[str, Any]:
-        return await self._send(Call("GET", f"/operations/{operation_id}"))
+        return await self._send(Call("GET", path_of("operations", operation_id)))
 
     async def cancel(self, operation_id: str) -> dict[str, Any]:
-        return await self._send(Call("POST", f"/operations/{operation_id}/cancel"))
+        return await self._send(Call("POST", path_of("operations", operation_id, "cancel")))
 
     async def renew(self, operation_id: str) -> dict[str, Any]:
         """Renew the lease of the hold that this sleep is. Rejected when it holds no lease any more."""
-        return await self._send(Call("POST", f"/operations/{operation_id}/renew"), RENEW_TIMEOUT_S)
+        return await self._send(Call("POST", path_of("operations", operation_id, "renew")), RENEW_TIMEOUT_S)
 
     @asynccontextmanager
     async def asleep(
@@ -264,9 +270,6 @@ class AsyncClient:
                 params=dict(call.query),
                 timeout=self._timeout_s if timeout_s is None else timeout_s,
             )
-        except httpx.TransportError as error:
+        except UNSENT as error:
             raise unreachable(self.url, error) from None
-        if response.is_error:
-            raise problem_error(response)
-        body: dict[str, Any] = response.json()
-        return body
+        return answer_of(self.url, response)

@@ -14,11 +14,14 @@ from torpor.service.client.calls import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
     RENEW_TIMEOUT_S,
+    UNSENT,
     Call,
     ChatAnswer,
+    answer_of,
     chat_answer,
     chat_call,
     operation_call,
+    path_of,
     program_name,
     unreachable,
 )
@@ -38,7 +41,12 @@ class Client:
     ) -> None:
         self.url = url
         self._timeout_s = timeout_s
-        self._http = httpx.Client(base_url=url, headers={"User-Agent": program_name()}, transport=transport)
+        try:
+            self._http = httpx.Client(
+                base_url=url, headers={"User-Agent": program_name()}, transport=transport
+            )
+        except httpx.InvalidURL as error:
+            raise unreachable(url, error) from None
 
     def sleep(
         self,
@@ -183,14 +191,14 @@ class Client:
                 for line in response.iter_lines():
                     if (event := reader.feed(line)) is not None:
                         yield event
-        except httpx.TransportError as error:
+        except UNSENT as error:
             raise unreachable(self.url, error) from None
 
     def models(self) -> list[dict[str, Any]]:
         return list(self._send(Call("GET", "/models"))["models"])
 
     def model(self, name: str) -> dict[str, Any]:
-        return self._send(Call("GET", f"/models/{name}"))
+        return self._send(Call("GET", path_of("models", name)))
 
     def operations(self, model: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
         """Newest first."""
@@ -198,14 +206,14 @@ class Client:
         return list(self._send(Call("GET", "/operations", query=query))["operations"])
 
     def operation(self, operation_id: str) -> dict[str, Any]:
-        return self._send(Call("GET", f"/operations/{operation_id}"))
+        return self._send(Call("GET", path_of("operations", operation_id)))
 
     def cancel(self, operation_id: str) -> dict[str, Any]:
-        return self._send(Call("POST", f"/operations/{operation_id}/cancel"))
+        return self._send(Call("POST", path_of("operations", operation_id, "cancel")))
 
     def renew(self, operation_id: str) -> dict[str, Any]:
         """Renew the lease of the hold that this sleep is. Rejected when it holds no lease any more."""
-        return self._send(Call("POST", f"/operations/{operation_id}/renew"), RENEW_TIMEOUT_S)
+        return self._send(Call("POST", path_of("operations", operation_id, "renew")), RENEW_TIMEOUT_S)
 
     @contextmanager
     def asleep(
@@ -259,9 +267,6 @@ class Client:
                 params=dict(call.query),
                 timeout=self._timeout_s if timeout_s is None else timeout_s,
             )
-        except httpx.TransportError as error:
+        except UNSENT as error:
             raise unreachable(self.url, error) from None
-        if response.is_error:
-            raise problem_error(response)
-        body: dict[str, Any] = response.json()
-        return body
+        return answer_of(self.url, response)

@@ -7,10 +7,11 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
-from torpor.service.client.errors import ConnectionFailed
+from torpor.service.client.errors import ClientError, ConnectionFailed, problem_error
 
 DEFAULT_URL = "http://127.0.0.1:8700"
 # An operation has deadlines of its own; this only ends a wait for a service that is gone.
@@ -45,6 +46,14 @@ def program_name() -> str:
     return f"torpor-client (process {os.getpid()} on {socket.gethostname()})"
 
 
+def path_of(*parts: str) -> str:
+    """A path of these parts, whatever is in them: a `?`, a `/` or a `..` must not name something else than was meant."""
+    if not all(parts):
+        raise ClientError("the name is empty, and names nothing; leave it out where it may be, or give one")
+    quoted = (quote(part, safe="") if part.strip(".") else "%2E" * len(part) for part in parts)
+    return "".join(f"/{part}" for part in quoted)
+
+
 def operation_call(
     kind: str,
     model: str | None,
@@ -61,8 +70,8 @@ def operation_call(
     if generation is not None:
         headers["If-Match"] = f'"{generation}"'
     if kind == "delete":
-        return Call("DELETE", f"/models/{model}", body, headers)
-    path = f"/{kind}" if model is None else f"/models/{model}/{kind}"
+        return Call("DELETE", path_of("models", str(model)), body, headers)
+    path = path_of(kind) if model is None else path_of("models", model, kind)
     return Call("POST", path, body, headers)
 
 
@@ -84,6 +93,23 @@ def chat_answer(body: Mapping[str, Any]) -> ChatAnswer:
     )
 
 
-def unreachable(url: str, error: httpx.TransportError) -> ConnectionFailed:
+def answer_of(url: str, response: httpx.Response) -> dict[str, Any]:
+    """The body of a read answer. Raises a ProblemError, or ConnectionFailed where something else answers."""
+    if response.is_error:
+        raise problem_error(response)
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    if response.is_redirect or not isinstance(body, dict):
+        raise ConnectionFailed(f"what answers at {url} is not torpor; is `torpor serve` running there?")
+    return body
+
+
+# What a request fails with that got no answer: nobody there, or an address or a header that cannot be sent.
+UNSENT = (httpx.TransportError, httpx.InvalidURL, UnicodeEncodeError)
+
+
+def unreachable(url: str, error: Exception) -> ConnectionFailed:
     reason = str(error) or type(error).__name__
     return ConnectionFailed(f"no answer from {url} ({reason}); is `torpor serve` running there?")

@@ -61,6 +61,8 @@ def _read(file: Path) -> dict[str, Any]:
         where = f" in line {mark.line + 1}" if mark else ""
         fault = getattr(error, "problem", None) or "syntax error"
         raise SettingsError(str(file), [f"is not valid YAML{where}: {fault}"]) from None
+    except (ValueError, RecursionError) as error:  # a date that there is not; brackets in brackets in …
+        raise SettingsError(str(file), [f"is not valid YAML: {error}"]) from None
     if not isinstance(tree, dict):
         raise SettingsError(str(file), ["holds no keys; it needs at least `models:` with one model"])
     return tree
@@ -81,7 +83,7 @@ def _merge_environment(tree: dict[str, Any], environment: Mapping[str, str]) -> 
             continue
         try:
             _put(tree, path, yaml.safe_load(environment[variable]))
-        except (yaml.YAMLError, LookupError, ValueError) as error:
+        except (yaml.YAMLError, LookupError, ValueError, RecursionError) as error:
             problems.append(f"{variable}: {error}")
     return problems
 

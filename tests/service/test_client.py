@@ -115,6 +115,31 @@ def test_an_answer_that_is_no_problem_document_is_an_error_still(tmp_path: Path)
     assert (caught.value.status, caught.value.code) == (502, "unknown")
 
 
+@pytest.mark.parametrize(
+    "name", ["chat?", "chat#", "../models/chat", "..", ".", "a/b", "%63hat", "chat ", "\u00e9"]
+)
+async def test_a_strange_name_never_means_another_model(rig: Rig, client: AsyncClient, name: str) -> None:
+    with pytest.raises(NotFound) as unknown:
+        await client.sleep(name)
+    assert unknown.value.code in ("unknown_model", "no_such_path")
+    with pytest.raises(NotFound):
+        await client.delete(name)
+    with pytest.raises(NotFound):
+        await client.model(name)
+    assert (await client.model("chat"))["state"] == "awake"
+
+
+@pytest.mark.parametrize(
+    "answer", [httpx.Response(200, text="<html>"), httpx.Response(200, json=[]), httpx.Response(307, json={})]
+)
+def test_what_is_no_answer_of_the_service_is_told_as_that(answer: httpx.Response) -> None:
+    with (
+        Client(HERE, transport=httpx.MockTransport(lambda request: answer)) as client,
+        pytest.raises(ConnectionFailed, match="is not torpor"),
+    ):
+        client.models()
+
+
 def test_both_clients_have_the_same_calls() -> None:
     def calls(kind: type) -> dict[str, list[str]]:
         methods = inspect.getmembers(kind, inspect.isfunction)

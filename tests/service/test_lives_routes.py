@@ -72,6 +72,13 @@ async def test_a_recover_that_cannot_be_says_why_and_changes_nothing(
     assert (await rig.http.get("/models/chat")).json()["state"] == "awake"
 
 
+async def test_a_last_drain_names_the_modes_that_it_has(rig: Rig) -> None:
+    body = (await rig.http.request("DELETE", "/models/chat", json={"drain": {"mode": "melt"}})).json()
+    assert body["known_modes"] == ["finish", "abort", "if_idle"]
+    body = (await rig.http.request("DELETE", "/models/chat", json={"drain": {"freeze_timeout_s": 1}})).json()
+    assert body["known_fields"] == ["mode", "timeout_s"]
+
+
 async def test_stale_weights_are_to_be_accepted_by_name(rig: Rig, client: AsyncClient) -> None:
     runtime = rig.coordinator._models["chat"]
     runtime.published = runtime.published.changed(weights_version=2)

@@ -33,3 +33,25 @@ def problems(tmp_path: Path, text: str) -> list[str]:
 )
 def test_a_fault_is_told_once_and_in_plain_words(tmp_path: Path, text: str, line: str) -> None:
     assert problems(tmp_path, text) == [line]
+
+
+HUGE = "9" * 400
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (f"models: [{{name: m, kv_cache: {{gpu_bytes: '{HUGE}.5GB'}}}}]", "is out of range: a size is"),
+        (f"models: [{{name: m, kv_cache: {{gpu_bytes: {HUGE}}}}}]", "is out of range: a size is"),
+        ("models: [{name: m, kv_cache: {host_bytes: 8388608TiB}}]", "is out of range: a size is"),
+        ("models: [{name: m, sleep_after_idle_s: 1.0e+300}]", "is out of range: a duration is"),
+        ("models: [{name: m, sleep_after_idle_s: .nan}]", "is out of range: a duration is"),
+        ("deadlines: {drain_s: .inf}", "is out of range: a duration is"),
+        ("models: [{name: 2026-99-99}]", "is not valid YAML"),
+        ("[" * 3000, "is not valid YAML"),
+    ],
+)
+def test_a_value_that_nothing_can_count_with_is_refused_in_words(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    assert any(says in line for line in problems(tmp_path, text))
