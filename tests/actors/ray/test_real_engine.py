@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ranks.torpors import CAPACITY_BYTES, MIB, MakeTorpor, read
 from support.engine_host import write_config
 
-from torpor.actors.config import EngineConfig, KvCacheConfig
+from torpor.actors.config import EngineConfig, KvCacheConfig, NodeBudget
 from torpor.actors.messages import (
     GenerateRequest,
     Kind,
@@ -38,7 +39,12 @@ async def test_the_same_tokens_come_after_a_sleep_and_the_prefix_lives_as_the_mo
 ) -> None:
     """K1, K3, M1, F11, over one rank and over three tensor-parallel ones."""
     engine = EngineConfig(model=str(write_config(tmp_path)), load_format="dummy")
-    torpor = await make_torpor(ranks=ranks, engine=engine, kv_cache=CACHE).loaded()
+    torpor = await make_torpor(
+        ranks=ranks,
+        engine=engine,
+        kv_cache=CACHE,
+        adapt=lambda config: replace(config, node=NodeBudget(disk_path=str(tmp_path))),
+    ).loaded()
     inference = torpor.cluster.inference
     tokens, last = await ask(inference, "first")
     assert len(tokens) == 24 and last.cached_tokens == 0
@@ -51,15 +57,22 @@ async def test_the_same_tokens_come_after_a_sleep_and_the_prefix_lives_as_the_mo
 
     held = [status.prefix_tokens for status in (await torpor.view()).ranks]
     assert held == [held[0]] * ranks and held[0] >= cached
-    for mode, cached_after in ((RestoreMode.PINNED, cached), (RestoreMode.NONE, 0)):
-        request = OperationRequest(Kind.SLEEP, "toy", restore={"kv_cache": mode})
+    kept, disk, lost = RestoreMode.PINNED, RestoreMode.DISK, RestoreMode.NONE
+    for mode, weights, cached_after in ((kept, kept, cached), (disk, disk, cached), (lost, kept, 0)):
+        restore = {"kv_cache": mode, "weights": weights}
+        request = OperationRequest(Kind.SLEEP, "toy", restore=restore, verify=True)
         operation = await torpor.control.wait((await torpor.control.submit(request)).id, 60)
         assert operation.state is OperationState.SUCCEEDED, operation
         freed = [rank.freed_bytes for rank in operation.ranks]
         asleep = [torpor.free_bytes(rank) for rank in range(ranks)]
         assert [before + size for before, size in zip(awake, freed, strict=True)] == asleep
         assert min(freed) >= 4 * MIB
-        assert operation.prefix_tokens_lost == (0 if mode is RestoreMode.PINNED else held[0])
+        assert operation.prefix_tokens_lost == (0 if mode.preserves else held[0])
+        on_disk = [
+            sum(int(str(row["disk_bytes"])) for row in status.memory)
+            for status in (await torpor.view()).ranks
+        ]
+        assert all(size > 0 for size in on_disk) == (mode is disk), "unlinked files, that no listing shows"
         operation = await torpor.wake()
         assert operation.state is OperationState.SUCCEEDED, operation
         assert [torpor.free_bytes(rank) for rank in range(ranks)] == awake
