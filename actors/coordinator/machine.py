@@ -83,7 +83,8 @@ TABLE: dict[tuple[Step, Signal], To] = {
     (Step.SURVEY, Signal.NO): _END_REJECTED,
     (Step.SURVEY, Signal.EXPIRED): _END_REJECTED,
     (Step.SURVEY, Signal.CANCEL): _END_REJECTED,
-    (Step.SURVEY, Signal.LOST): _END_FAILED,
+    # Nobody may be let in any more, not even until someone else closes the gate.
+    (Step.SURVEY, Signal.LOST): _WITHDRAW_FAILED,
     (Step.PREFLIGHT, Signal.YES): To(Step.RESERVE, (Action.RESERVE,)),
     (Step.PREFLIGHT, Signal.NO): _WITHDRAW,
     (Step.PREFLIGHT, Signal.EXPIRED): _WITHDRAW,
@@ -129,7 +130,7 @@ TABLE: dict[tuple[Step, Signal], To] = {
     (Step.WITHDRAW, Signal.YES): _END,
     (Step.WITHDRAW, Signal.NO): _END,
     (Step.WITHDRAW, Signal.EXPIRED): _END,
-    (Step.WITHDRAW, Signal.LOST): _END_FAILED,
+    (Step.WITHDRAW, Signal.LOST): To(Step.REOPEN, (Action.CALL_ABORT,), _FAILED),
     # Out of time, something may be staged still: `as before` can't be promised, and the gate stays closed.
     (Step.ABORT, Signal.YES): To(Step.REOPEN, (Action.CALL_ABORT,)),
     (Step.ABORT, Signal.LOST): To(Step.REOPEN, (Action.CALL_ABORT,), _FAILED),

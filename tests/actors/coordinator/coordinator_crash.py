@@ -9,7 +9,6 @@ from typing import Any
 from coordinator_rig import Rig
 
 from torpor.actors.coordinator import MemoryRank
-from torpor.actors.coordinator.journal import Journal
 
 
 class CrashPoint:
@@ -34,6 +33,7 @@ class CrashPoint:
         for ranks in self._rig.cluster.ranks.values():
             for rank in ranks:
                 rank.on_call = self._rank_call
+        self._write = self._rig.journal._run
         self._rig.journal._run = self._journal_write  # type: ignore[method-assign]
 
     def disarm(self) -> None:
@@ -48,7 +48,7 @@ class CrashPoint:
     async def _journal_write(self, work: Callable[..., Any], *args: Any) -> Any:
         if self._count(f"before journal{work.__name__}"):
             await asyncio.Event().wait()
-        result = await Journal._run(self._rig.journal, work, *args)
+        result = await self._write(work, *args)
         if self._count(f"after journal{work.__name__}"):
             await asyncio.Event().wait()
         return result
