@@ -607,7 +607,7 @@ inline advance()
 		:: step == OPEN && sig == YES -> verdict = SUCCEEDED; next = DONE
 		:: (step == COMMIT || step == PUBLISH || step == OPEN) && (sig == LOST || sig == EXPIRED) ->
 			verdict = FAILED; next = DONE
-		:: step == WITHDRAW && sig == LOST -> verdict = FAILED; next = DONE
+		:: step == WITHDRAW && sig == LOST -> verdict = FAILED; next = DONE  /* the program tells the leader at once; here the watch does */
 		:: step == WITHDRAW && sig != LOST -> next = DONE
 		:: step == ABORT && sig == YES -> next = REOPEN
 		:: step == ABORT && sig == LOST -> verdict = FAILED; next = REOPEN

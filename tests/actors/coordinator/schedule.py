@@ -31,7 +31,7 @@ from torpor.actors.messages import (
 from torpor.actors.ports import ControlUnreachable, ModelExists, NoLease, RankPort
 
 MODELS = ("chat", "solo")
-KINDS = (Kind.SLEEP,) * 5 + (Kind.WAKE,) * 5 + (Kind.RECOVER, Kind.DELETE)
+KINDS = (Kind.SLEEP,) * 5 + (Kind.WAKE,) * 5 + (Kind.RECOVER, Kind.DELETE, Kind.UPDATE)
 TAGS: tuple[tuple[str, ...] | None, ...] = (None, None, None, ("weights",), ("kv_cache",))
 METHODS = ("status", "preflight", "drain", "stage", "commit", "publish", "abort")
 FAULTS = (Fault.REFUSE, Fault.RAISE, Fault.HANG, Fault.LOSE, Fault.STALE)
@@ -104,10 +104,14 @@ class Schedule:
         wait = choice(list(OnConflict))
         if kind is Kind.RECOVER:
             wanted = choice((None, None, ModelState.AWAKE, ModelState.ASLEEP))
-            return OperationRequest(kind, model, on_conflict=wait, to=wanted)
+            stale = self.random.random() < 0.5
+            return OperationRequest(kind, model, on_conflict=wait, to=wanted, accept_stale_weights=stale)
         spec = DrainSpec(choice(list(DrainMode)), choice((None, 2.0)))
         if kind is Kind.DELETE:
             return OperationRequest(kind, model, on_conflict=wait, drain=spec)
+        if kind is Kind.UPDATE:
+            path = f"/weights/{self.random.randrange(3)}"
+            return OperationRequest(kind, model, on_conflict=wait, drain=spec, weights_path=path)
         sleep = kind is Kind.SLEEP
         return OperationRequest(
             kind,
@@ -257,7 +261,8 @@ class Schedule:
         return await self.rig.coordinator.wait(name, PATIENCE_S)
 
     async def _have_back(self, model: str) -> Operation:
-        recovery = await self.rig.do(OperationRequest(Kind.RECOVER, model, on_conflict=OnConflict.WAIT))
+        wish = OperationRequest(Kind.RECOVER, model, on_conflict=OnConflict.WAIT, accept_stale_weights=True)
+        recovery = await self.rig.do(wish)
         state = self.rig.coordinator.published_state(model)
         if recovery.state is not OperationState.SUCCEEDED or state is ModelState.FAILED:
             self.watcher.broken.append(f"{model} is {state} after {recovery.state}: {recovery.reason}")

@@ -18,7 +18,7 @@ from torpor.actors.messages import (
     RankOutcome,
 )
 
-_TRANSACTIONS = (Kind.SLEEP, Kind.WAKE)
+_TRANSACTIONS = (Kind.SLEEP, Kind.WAKE, Kind.UPDATE)
 _AUTOMATIC = (Origin.REQUEST, Origin.LEASE)
 
 
@@ -129,6 +129,8 @@ class Watcher:
             return
         if set(parked) != set(leader.ledger.parked):
             self.broken.append(f"{rank.model} is half asleep")
+        if ledger.weights_version != leader.ledger.weights_version:
+            self.broken.append(f"{name} has weights {ledger.weights_version} and its leader others")
         mapped = RANK_BYTES - sum(SIZES[tag] for tag in parked)
         if rank.device.used[ledger.owner] != mapped:
             self.broken.append(f"{name} has {rank.device.used[ledger.owner]}, not {mapped}")
