@@ -32,6 +32,7 @@ OBJECT_STORE_BYTES = 80 << 20  # nothing large goes through it; Ray's least is 7
 SHUTDOWN_S = 30.0
 POLL_S = 0.2
 KNOCK_S = 5.0
+_HEAD = ("gcs_server", "raylet")  # without these there is no Ray
 
 
 class NotLoaded(Exception):
@@ -82,7 +83,9 @@ class Cluster:
 
     def shutdown(self) -> None:
         """End what `start_local` started: coordinator, ranks and the local Ray. A joined cluster goes on."""
-        if self.owned:
+        if (
+            self.owned and not _head_has_died()
+        ):  # who is asked by a dead one waits for minutes; its ranks died with it
             with contextlib.suppress(RayError, ValueError):
                 coordinator = ray.get_actor(COORDINATOR, self.namespace)
                 ray.get(coordinator.shutdown.remote(), timeout=SHUTDOWN_S)
@@ -173,6 +176,12 @@ def journal_node(marked: bool, here: str) -> dict[str, Any]:
     if marked:
         return {"resources": {JOURNAL_RESOURCE: 0.001}}
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
+
+
+def _head_has_died() -> bool:
+    """Whether of the Ray that this process has started something is gone that it cannot be without."""
+    node = ray._private.worker._global_node
+    return node is not None and any(kind in _HEAD for kind, _ in node.dead_processes())
 
 
 def _cluster(namespace: str, owned: bool) -> Cluster:

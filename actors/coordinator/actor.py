@@ -19,6 +19,7 @@ from torpor.actors.messages import Hold, ModelView, Operation, OperationRequest
 from torpor.actors.news import Changes, Position
 from torpor.actors.ports import ControlUnreachable
 from torpor.actors.ray.ranks import RayRanks
+from torpor.actors.ray.raylet import end_with_raylet
 
 
 class CoordinatorActor:
@@ -26,6 +27,7 @@ class CoordinatorActor:
 
     def __init__(self, config: ClusterConfig, birth: str) -> None:
         """birth: the same as long as Ray restarts it. With another one, config says anew which models there are."""
+        end_with_raylet()
         self._config = config
         self._birth = birth
         self._seating = Seating()

@@ -29,6 +29,7 @@ from torpor.actors.messages import (
 )
 from torpor.actors.rank.core import RankCore
 from torpor.actors.rank.offer import cuda_offer, list_gpus, offer_of
+from torpor.actors.ray.raylet import end_with_raylet
 from torpor.actors.seats import Offer
 
 # The step thread must not keep the event loops waiting for the default 5 ms.
@@ -49,6 +50,7 @@ class RankActor:
 
     def __init__(self, spec: RankSpec, threads: int) -> None:
         """threads: of this rank's computing on the CPU, its share of the node."""
+        end_with_raylet()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         # Ray says 1 to an actor without CPUs of its own. Read by torch when the engine imports it, which is later.
         os.environ["OMP_NUM_THREADS"] = str(threads)

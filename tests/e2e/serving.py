@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 import pytest
@@ -50,12 +52,17 @@ class Server:
         return str(self.http.get("/v1/models").raise_for_status().json()["data"][0]["id"])
 
 
-def start_server(folder: Path, *arguments: str) -> Server:
-    """Start `torpor serve` with state of its own under `folder`; wait until a model is awake."""
+def start_server(
+    folder: Path,
+    *arguments: str,
+    states: Collection[str] = ("awake",),
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> Server:
+    """Start `torpor serve` with state of its own under `folder`; wait until all models are in one of the states."""
     port = free_port()
     log = folder / "serve.log"
     environment = os.environ | {"XDG_STATE_HOME": str(folder / "state"), "TORPOR_HTTP__PORT": str(port)}
-    environment |= {"TORPOR_JOURNAL__PATH": str(folder / "journal.db")}
+    environment |= {"TORPOR_JOURNAL__PATH": str(folder / "journal.db")} | variables
     command = [sys.executable, "-m", "torpor.service.cli", "serve", *arguments]
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -68,13 +75,13 @@ def start_server(folder: Path, *arguments: str) -> Server:
             pytest.fail(f"serve ended with {process.returncode}:\n{log.read_text()[-4000:]}")
         try:
             models = server.http.get("/models").json()["models"]
-            if models and all(one["state"] == "awake" for one in models):
+            if models and all(one["state"] in states for one in models):
                 return server
         except (httpx.TransportError, KeyError, ValueError):
             pass
         time.sleep(0.3)
     stop_server(server)
-    pytest.fail(f"not awake after {START_TIMEOUT_S} s:\n{log.read_text()[-4000:]}")
+    pytest.fail(f"not {' or '.join(states)} after {START_TIMEOUT_S} s:\n{log.read_text()[-4000:]}")
 
 
 def stop_server(server: Server) -> int:

@@ -23,8 +23,8 @@ def keep_row(table: str, keys: tuple[str, ...], row: dict[str, Any], notes: str 
     commit = command("git", "rev-parse", "--short", "HEAD") or os.environ.get("TORPOR_COMMIT", "")
     row = row | {"commit": commit, "date": time.strftime("%Y-%m-%d"), "machine": machine()}
     others = [one for one in record["rows"] if any(one.get(key) != row[key] for key in keys)]
-    record["rows"] = sorted([*others, row], key=lambda one: [str(one[key]) for key in keys])
-    record["notes"] = notes
+    record["rows"] = sorted([*others, row], key=lambda one: [str(one.get(key, "")) for key in keys])
+    record["notes"] = notes or record.get("notes", "")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
     return path
