@@ -80,7 +80,7 @@ async def test_a_killed_holder_leaves_its_model_asleep_or_wakes_it_as_was_asked_
 async def test_a_model_that_nobody_asks_falls_asleep_and_the_next_request_wakes_it(
     make_torpor: MakeTorpor,
 ) -> None:
-    """G6, through the rank's own clock and gate; its memory is really free meanwhile."""
+    """G6, F22, through the rank's own clock and gate; its memory is really free meanwhile."""
 
     def idle(config: ClusterConfig) -> ClusterConfig:
         return replace(config, models=(replace(config.models[0], sleep_after_idle_s=1.0),))
