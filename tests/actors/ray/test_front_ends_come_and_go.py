@@ -8,9 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -18,9 +19,10 @@ import pytest
 import ray
 from e2e.serving import free_port
 from ranks.torpors import MakeTorpor, Torpor
+from support.kept_rows import keep_row
 
-from torpor.actors.config import EngineConfig
-from torpor.actors.messages import ModelState
+from torpor.actors.config import ClusterConfig, EngineConfig, GateConfig
+from torpor.actors.messages import Kind, ModelState, OperationRequest, OperationState
 
 LEASE_S = 10
 SLOW = EngineConfig(kind="ranks.toys:make_slow_engine")
@@ -111,7 +113,7 @@ async def pids(torpor: Torpor) -> list[int]:
 async def test_a_killed_front_end_frees_its_places_and_the_streams_of_another_go_on(
     make_torpor: MakeTorpor, front_ends: list[FrontEnd], tmp_path: Path, count: int
 ) -> None:
-    """G4, M6: the lease of 10 s tells the leader; coordinator and rank are the same processes afterwards."""
+    """G4, M6, F25: the lease of 10 s tells the leader; coordinator and rank are the same processes afterwards."""
     torpor = await make_torpor(engine=SLOW).loaded()
     front_ends += [FrontEnd(torpor, tmp_path / f"front-{number}.log") for number in range(2)]
     await asyncio.gather(*(each.ready() for each in front_ends))
@@ -132,3 +134,56 @@ async def test_a_killed_front_end_frees_its_places_and_the_streams_of_another_go
     view = await torpor.view()
     assert (view.state, view.gate_open) == (ModelState.AWAKE, True)
     assert await pids(torpor) == before
+
+
+def queueing(config: ClusterConfig) -> ClusterConfig:
+    gate = GateConfig(when_closed="queue")
+    return replace(config, models=tuple(replace(model, gate=gate) for model in config.models))
+
+
+async def complete(client: httpx.AsyncClient, front_end: FrontEnd) -> str:
+    """Of the second model, once it is awake: the text."""
+    body = {"model": "two", "prompt": "hello", "max_tokens": 3}
+    answer = await client.post(f"{front_end.url}/v1/completions", json=body)
+    return str(answer.raise_for_status().json()["choices"][0]["text"])
+
+
+@pytest.mark.long
+async def test_a_front_end_killed_with_streams_and_a_queue_leaves_nothing_of_either_behind(
+    make_torpor: MakeTorpor, front_ends: list[FrontEnd], tmp_path: Path
+) -> None:
+    """F25, G3, G4: 32 streams of one model, 16 requests that wait for another; those of a second front end live on."""
+    torpor = await make_torpor(engine=SLOW, models=("toy", "two"), adapt=queueing).loaded()
+    front_ends += [FrontEnd(torpor, tmp_path / f"queue-{number}.log") for number in range(2)]
+    await asyncio.gather(*(each.ready() for each in front_ends))
+    dies, stays = front_ends
+    before = await pids(torpor)
+    slept = await torpor.control.submit(OperationRequest(Kind.SLEEP, "two"))
+    assert (await torpor.control.wait(slept.id, 30)).state is OperationState.SUCCEEDED
+    limits = httpx.Limits(max_connections=32)
+    async with streams(dies, 32) as lost, httpx.AsyncClient(timeout=60, limits=limits) as client:
+        await torpor.until(lambda view: view.ranks[0].live_sequences == 32, 20)
+        queue = [asyncio.create_task(complete(client, dies)) for _ in range(16)]
+        other = [asyncio.create_task(complete(client, stays)) for _ in range(4)]
+        await asyncio.sleep(2)
+        assert not any(task.done() for task in (*queue, *other)), "they wait"
+        await dies.end(signal.SIGKILL)
+        began_s = time.monotonic()
+        ends = await asyncio.gather(*queue, return_exceptions=True)
+        assert all(isinstance(end, httpx.TransportError) for end in ends), ends
+        await torpor.until(lambda view: view.ranks[0].live_sequences == 0, LEASE_S + 5)
+        seconds = time.monotonic() - began_s
+        assert {stream.end for stream in lost} == {"RemoteProtocolError"}
+        woken = await torpor.control.submit(OperationRequest(Kind.WAKE, "two"))
+        assert (await torpor.control.wait(woken.id, 30)).state is OperationState.SUCCEEDED
+        assert await asyncio.gather(*other) == ["xxx"] * 4
+    status = (await torpor.control.model("two")).ranks[0]
+    assert (status.live_sequences, status.gate_open) == (0, True), "nobody asks for the dead"
+    assert await pids(torpor) == before
+    row = {"who": "front end, 32 streams, 16 queued", "during": "service", "when": "streams run"}
+    row |= {"outcome": "its streams and its queue ended", "state": "awake, all places free"}
+    keep_row(
+        "kills",
+        ("who", "during", "when", "outcome"),
+        row | {"state_s": round(seconds, 2), "state_bound_s": LEASE_S + 5},
+    )
