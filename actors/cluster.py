@@ -143,6 +143,11 @@ def connect(namespace: str = "torpor", address: str = "auto") -> Cluster:
     return _cluster(namespace, owned=False)
 
 
+def join(namespace: str = "torpor", address: str = "auto") -> Cluster:
+    """As `connect`; a process that is in a Ray cluster already, such as a trainer's, stays in that one."""
+    return _cluster(namespace, owned=False) if ray.is_initialized() else connect(namespace, address)
+
+
 def _knock(address: str) -> None:
     """Ray asks an address where nobody listens again and again, for minutes. Raises OSError, ValueError."""
     if address == "auto":

@@ -27,8 +27,9 @@ from torpor.actors.messages import (
     RankStatus,
     TokenEvent,
 )
-from torpor.actors.rank.core import RankCore
+from torpor.actors.rank.core import Parts, RankCore
 from torpor.actors.rank.offer import cuda_offer, list_gpus, offer_of
+from torpor.actors.ray.handover import open_handed
 from torpor.actors.ray.raylet import end_with_raylet
 from torpor.actors.seats import Offer
 
@@ -55,7 +56,9 @@ class RankActor:
         # Ray says 1 to an actor without CPUs of its own. Read by torch when the engine imports it, which is later.
         os.environ["OMP_NUM_THREADS"] = str(threads)
         self._spec = spec
-        self._core = RankCore(spec, node=ray.get_runtime_context().get_node_id())
+        self._core = RankCore(
+            spec, Parts(open_handed=open_handed), node=ray.get_runtime_context().get_node_id()
+        )
         self._addresses: tuple[str, str] | None = None
 
     @in_group("health")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
@@ -28,6 +28,9 @@ from torpor.service.client.calls import (
 from torpor.service.client.errors import problem_error
 from torpor.service.client.events import QUIET_S, Event, EventReader, events_call
 
+if TYPE_CHECKING:
+    from torpor.service.client.from_ray import RayClient
+
 
 class Client:
     """Blocking. Raises ConnectionFailed, or a ProblemError of the class that the status stands for."""
@@ -47,6 +50,14 @@ class Client:
             )
         except httpx.InvalidURL as error:
             raise unreachable(url, error) from None
+
+    @staticmethod
+    def from_ray(namespace: str = "torpor", address: str = "auto") -> RayClient:
+        """For a program in the Ray cluster itself, which can hand tensors over. Raises ConnectionFailed."""
+        # Here, not above: Ray takes seconds to import, and HTTP clients need none of it.
+        from torpor.service.client.from_ray import RayClient
+
+        return RayClient(namespace, address)
 
     def sleep(
         self,
