@@ -27,7 +27,7 @@ build() {
 run_tests() {
   local status=0
   ctest --test-dir build/gpu --output-on-failure 2>&1 | tee "$OUT/ctest.log" | tail -25 || status=1
-  python3 -m pytest -q -c tests/gpu/pytest.ini -p no:cacheprovider tests/gpu 2>&1 | tee "$OUT/pytest.log" | tail -25 || status=1
+  TORPOR_RESULTS=$OUT python3 -m pytest -q -c tests/gpu/pytest.ini -p no:cacheprovider tests/gpu 2>&1 | tee "$OUT/pytest.log" | tail -25 || status=1
   walk || status=1
   return $status
 }
