@@ -92,7 +92,7 @@ links: ## build/py: torpor importable from the sources
 tree: links ## as links, with the extension built beside its sources: PYTHONPATH=build/py
 	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/tree -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(abspath $(BIN))/python >/dev/null
 	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/tree
-	cp build/tree/_core*.so native/
+	cp --remove-destination build/tree/_core*.so native/ # processes that run have the old one mapped
 
 stub: tree ## native/_core.pyi, written anew from what native/bindings/ binds
 	PYTHONPATH=build/py $(BIN)/python deploy/stub.py

@@ -79,7 +79,8 @@ async def _apply(joined: Joined, settings: Settings, config: ClusterConfig, wish
     if not wishes.as_json:
         Console().print(tables.plan(report))
     results: list[Result] = []
-    if not plan.fixed and not wishes.dry_run:
+    lost = models_lost_by(plan)
+    if not plan.fixed and not lost and not wishes.dry_run:
         results = await _carry_out(joined, config, Reconciler(joined.control, say), plan, there, wishes)
         report["results"] = [result_json(result) for result in results]
     if wishes.as_json:
@@ -89,10 +90,15 @@ async def _apply(joined: Joined, settings: Settings, config: ClusterConfig, wish
             f"{each.key} is {each.old} in the running cluster and {each.new} here, and is fixed while it runs; "
             "nothing was changed. Leave it out or set it alike, or end that cluster (`ray stop`) and apply again"
         )
+    for name, path in lost.items():
+        say(
+            f"{name}: its engine.model would be {path}, which is not on this machine, where the present one is; "
+            "nothing was changed, since the model that runs would be deleted first. Correct the path"
+        )
     for result in results:
         if result.outcome is not Outcome.DONE:
             say(f"{result.step.model.name}: {result.outcome}: {result.reason}")
-    return REJECTED if plan.fixed else _code(results)
+    return REJECTED if plan.fixed or lost else _code(results)
 
 
 async def _carry_out(
@@ -123,6 +129,19 @@ def _code(results: Sequence[Result]) -> int:
     if Outcome.FAILED in outcomes:
         return FAILED
     return REJECTED if Outcome.REJECTED in outcomes else DONE
+
+
+def models_lost_by(plan: Plan) -> dict[str, str]:
+    """Running models that would be deleted for one that cannot load, by name the wrong path.
+
+    Where the present path is not on this machine either, the ranks have disks of their own, and know better.
+    """
+    return {
+        step.model.name: str(each.new)
+        for step in plan.steps
+        for each in step.differences
+        if each.key == "engine.model" and Path(str(each.old)).exists() and not Path(str(each.new)).exists()
+    }
 
 
 def join_ray_cluster(namespace: str, address: str) -> Joined:

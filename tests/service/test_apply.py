@@ -140,6 +140,22 @@ def test_a_model_that_does_not_load_fails_the_apply_with_its_reason_and_the_othe
     assert "`torpor recover`" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_running_model_is_not_deleted_for_a_path_where_nothing_is(
+    apply: Apply, cluster: JoinedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], dry_run: bool
+) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    assert apply("{name: chat, engine: {model: first}}") == DONE
+    before = incarnations(cluster)
+    assert apply("{name: chat, engine: {model: misspelt}}", DRAFT, dry_run=dry_run) == REJECTED
+    err = capsys.readouterr().err
+    assert f"chat: its engine.model would be {tmp_path / 'misspelt'}, which is not on this machine" in err
+    assert incarnations(cluster) == before
+    assert apply("{name: chat, engine: {model: second}}") == DONE
+    assert incarnations(cluster) != before
+
+
 def test_a_deletion_that_is_rejected_leaves_the_model_as_it_was(
     apply: Apply, cluster: JoinedCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
