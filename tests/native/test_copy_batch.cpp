@@ -89,5 +89,3 @@ CASE("the pool hands a kept buffer out again, and keeps no more than its bound (
   pool.give_back(pool.acquire(rig::grain, true));
   CHECK(pool.trim() == rig::grain && pool.idle_bytes() == 0);
 }
-
-TEST_MAIN()

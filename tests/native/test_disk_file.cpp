@@ -188,5 +188,3 @@ CASE("a forked child that drops its extents takes nothing from the parent (F30)"
   CHECK(process::exited_with(child.end(), 0));
   CHECK(file->used_bytes() == mib && file->allocated_bytes() >= mib);
 }
-
-TEST_MAIN()

@@ -193,5 +193,3 @@ CASE("creating a region may fail at any call and leaves nothing (M3)") {
   }
   CHECK(faults == 7);  // one reservation, three times create and map
 }
-
-TEST_MAIN()

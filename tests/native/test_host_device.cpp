@@ -295,5 +295,3 @@ CASE("a physical memory that could not be unmapped takes its mapping along") {
   const Mapping again(faulty, reservation.base(), Physical(faulty, 2 * mib));
   CHECK(byte_at(reservation.base()) == 0);
 }
-
-TEST_MAIN()

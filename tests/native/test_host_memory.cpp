@@ -143,5 +143,3 @@ CASE("a buffer that the machine has no room for is refused with both numbers, an
   CHECK(memory.committed_bytes() == 0);
   CHECK_THROWS(torpor::Misuse, memory.commit(0));
 }
-
-TEST_MAIN()

@@ -209,5 +209,3 @@ CASE("a ledger lists who is registered with it (K10)") {
   first->close();
   CHECK((rig.ledger->registrations() == std::vector<std::string>{"usage counter"}));
 }
-
-TEST_MAIN()

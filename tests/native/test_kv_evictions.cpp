@@ -178,5 +178,3 @@ CASE(
   rig.wake();
   whole_after(world);
 }
-
-TEST_MAIN()

@@ -232,5 +232,3 @@ CASE(
   is_whole(world);
   contents_are_whole(world);
 }
-
-TEST_MAIN()

@@ -184,5 +184,3 @@ CASE("any device call that fails in a snapshot leaves no snapshot and a sequence
       });
   CHECK(faults >= 2);
 }
-
-TEST_MAIN()

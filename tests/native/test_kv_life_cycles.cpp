@@ -200,5 +200,3 @@ CASE("nothing is left when everything is closed and forgotten") {
   const auto end = rig.kv->stats();
   CHECK(end.free_slots == end.slots && end.host_bytes == 0 && end.prefix_tokens == 0 && end.sequences == 0);
 }
-
-TEST_MAIN()

@@ -343,5 +343,3 @@ CASE("nothing is left behind when everything is closed and forgotten") {
   rig.kv.reset();
   CHECK(device->memory_info().free_bytes == device->memory_info().total_bytes);
 }
-
-TEST_MAIN()

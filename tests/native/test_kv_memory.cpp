@@ -102,5 +102,3 @@ CASE("the bytes that a sleep of two pools promises can be had at once after its 
     if (preserves(mode)) all_are_whole(world);
   }
 }
-
-TEST_MAIN()

@@ -212,5 +212,3 @@ CASE("a discarding sleep succeeds on a machine without any host memory left (K8)
   world.rig->sleep(RestoreMode::none);
   CHECK(world.rig->kv->parked() && found(*world.rig, "new") == 0);
 }
-
-TEST_MAIN()

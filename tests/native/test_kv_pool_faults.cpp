@@ -204,5 +204,3 @@ CASE("any device call that fails while pools give each other memory leaves both 
       });
   CHECK(faults >= 1 + 6 + 6);
 }
-
-TEST_MAIN()

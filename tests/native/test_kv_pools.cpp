@@ -227,5 +227,3 @@ CASE("growth without device memory is refused with the bytes, and nothing change
   CHECK(rig.free_bytes() == 0 && rig.kv->slots() == 2 * granule_slots);
   is_whole(rig, one);
 }
-
-TEST_MAIN()

@@ -152,5 +152,3 @@ CASE("the ring of events is bounded, and says when some were lost") {
   (void)none.started("a", tokens_from(0, 16));
   CHECK(none.kv->events(0).lost == 4 && none.kv->events(0).events.empty());
 }
-
-TEST_MAIN()

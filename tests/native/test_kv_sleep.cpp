@@ -295,5 +295,3 @@ CASE("one thread uses sequences while another sleeps, wakes and looks") {
   rig.kv->forget_prefixes();
   CHECK(rig.stats().free_slots == 8 && rig.stats().sequences == 0);
 }
-
-TEST_MAIN()

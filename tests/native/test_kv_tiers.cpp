@@ -315,5 +315,3 @@ CASE("pages leave by priority, then the least recently used first") {
                                              pages[7], pages[2], pages[5], pages[0]};
   CHECK(shelf.dropped == order && cache.gpu().free_slots() == 8);
 }
-
-TEST_MAIN()

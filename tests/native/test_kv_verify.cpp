@@ -172,5 +172,3 @@ CASE("any device call of a verified sleep or wake may fail, and nothing is lost 
     CHECK(faults >= 5);
   }
 }
-
-TEST_MAIN()

@@ -138,5 +138,3 @@ CASE("a wake without the host memory for pages made anew takes nothing at all, a
   rig.wake();
   all_awake(pair, RestoreMode::none);
 }
-
-TEST_MAIN()

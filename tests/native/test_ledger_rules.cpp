@@ -178,5 +178,3 @@ CASE("undo steps run last one first, and dismissed ones not at all") {
   undo.unwind();
   CHECK(order == "ba" && undo.size() == 0);
 }
-
-TEST_MAIN()

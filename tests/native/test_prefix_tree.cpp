@@ -199,5 +199,3 @@ CASE("thousands of blocks in random order are found as a plain set would say") {
     CHECK(tree.blocks() == known.size());
   }
 }
-
-TEST_MAIN()

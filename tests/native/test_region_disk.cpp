@@ -145,5 +145,3 @@ CASE("zero_on_wake reads zero after a wake from none, and keeps what is preserve
   CHECK(std::count(log.begin(), log.end(), "fill") ==
         1);  // fresh host pages are zero anyway: a GPU's are not
 }
-
-TEST_MAIN()

@@ -277,5 +277,3 @@ CASE("a ledger that is dropped in the middle gives everything back") {
   rig.ledger.reset();
   CHECK(rig.free_bytes() == capacity);
 }
-
-TEST_MAIN()

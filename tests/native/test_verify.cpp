@@ -213,5 +213,3 @@ CASE("any device call of a verified sleep or wake may fail, checksums too (M3, K
     CHECK(faults >= 9);
   }
 }
-
-TEST_MAIN()
