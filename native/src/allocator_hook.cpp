@@ -30,8 +30,10 @@ Hooks& hooks() noexcept {
   return *table;
 }
 
+using Block = void*;
+
 // No exception may leave a callback: null tells the framework that there is no memory.
-void* allocate(std::size_t index, std::size_t size_bytes) noexcept {
+Block allocate(std::size_t index, std::size_t size_bytes) noexcept {
   Hook& hook = hooks().all[index];
   try {
     return reinterpret_cast<void*>(hook.arena.load()->allocate(size_bytes));
@@ -81,14 +83,14 @@ std::string hook_error(const Arena& arena) {
 }  // namespace torpor
 
 // A stream tells a caching allocator which blocks it may reuse; whole segments, as asked for here, need none.
-#define TORPOR_HOOK(index)                                                         \
-  extern "C" __attribute__((visibility("default"))) void* torpor_allocate_##index( \
-      std::size_t size_bytes, int /*device*/, void* /*stream*/) {                  \
-    return torpor::allocate(index, size_bytes);                                    \
-  }                                                                                \
-  extern "C" __attribute__((visibility("default"))) void torpor_free_##index(      \
-      void* block, std::size_t /*size_bytes*/, int /*device*/, void* /*stream*/) { \
-    torpor::free_block(index, block);                                              \
+#define TORPOR_HOOK(index)                                                                 \
+  extern "C" __attribute__((visibility("default"))) torpor::Block torpor_allocate_##index( \
+      std::size_t size_bytes, int /*device*/, void* /*stream*/) {                          \
+    return torpor::allocate(index, size_bytes);                                            \
+  }                                                                                        \
+  extern "C" __attribute__((visibility("default"))) void torpor_free_##index(              \
+      void* block, std::size_t /*size_bytes*/, int /*device*/, void* /*stream*/) {         \
+    torpor::free_block(index, block);                                                      \
   }
 TORPOR_HOOK(0)
 TORPOR_HOOK(1)

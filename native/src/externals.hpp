@@ -34,6 +34,7 @@ class Externals final {
   [[nodiscard]] std::vector<std::string> names() const {
     const std::lock_guard<std::mutex> guard(mutex_);
     std::vector<std::string> names;
+    names.reserve(entries_.size());
     for (const Entry& entry : entries_) names.push_back(entry.name);
     return names;
   }

@@ -100,7 +100,7 @@ class Ledger::Door final : public Maintenance {
   Ledger* ledger_;
 };
 
-Ledger::Ledger(std::shared_ptr<Device> device, std::size_t host_pool_bytes)
+Ledger::Ledger(const std::shared_ptr<Device>& device, std::size_t host_pool_bytes)
     : Ledger(device, LedgerStorage{std::make_shared<HostPool>(device, host_pool_bytes), nullptr}) {}
 
 Ledger::Ledger(std::shared_ptr<Device> device, LedgerStorage storage)

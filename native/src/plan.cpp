@@ -58,6 +58,14 @@ std::string join(const std::vector<std::string>& words) {
   return text.empty() ? "none" : text;
 }
 
+Refusal refuse_registered(const std::string& tag, const std::vector<std::string>& names) {
+  return {.code = "external_registration",
+          .tag = tag,
+          .reason = "memory of '" + tag + "' is registered with " + join(names) +
+                    ", which cannot follow a remap; close the registration, or leave '" + tag +
+                    "' out of the sleep"};
+}
+
 }  // namespace
 
 const char* to_string(Action action) noexcept {
@@ -117,11 +125,7 @@ Plan Ledger::make_plan(Request request) const {
   for (const std::string& tag : tags_to_move) {
     const std::vector<std::string> names = externals_->blocking(tag);
     if (names.empty()) continue;
-    plan.refusals.push_back({.code = "external_registration",
-                             .tag = tag,
-                             .reason = "memory of '" + tag + "' is registered with " + join(names) +
-                                       ", which cannot follow a remap; close the registration, or leave '" +
-                                       tag + "' out of the sleep"});
+    plan.refusals.push_back(refuse_registered(tag, names));
   }
   plan.request = std::move(request);
   refuse_without_room(plan);

@@ -150,6 +150,7 @@ void Region::save(RestoreMode mode, StageContext& context) {
 
 std::size_t Region::commit_sleep() {
   if (!pending_mode_) return 0;
+  const RestoreMode mode = *pending_mode_;
   std::size_t freed_bytes = 0;
   end_retention();
   if (staged_saved_) saved_ = std::move(staged_saved_);
@@ -164,8 +165,8 @@ std::size_t Region::commit_sleep() {
     mappings_.pop_back();
     freed_bytes += size_bytes;
   }
-  if (!preserves(*pending_mode_)) drop_copies();
-  mode_ = *pending_mode_;
+  if (!preserves(mode)) drop_copies();
+  mode_ = mode;
   parked_.store(true);
   pending_mode_.reset();
   staging_done_ = false;

@@ -37,7 +37,9 @@ class FaultyDisk final : public torpor::DiskFile {
  private:
   void count(const char* call) {
     ++calls_;
-    if (fail_in_ > 0 && --fail_in_ == 0) {
+    if (fail_in_ == 0) return;
+    --fail_in_;
+    if (fail_in_ == 0) {
       throw torpor::DeviceError(std::string("injected fault in ") + call, call, 5, 0);
     }
   }

@@ -51,7 +51,7 @@ struct ArenaRig : Rig {
     fill(blocks.back());
     return blocks.back();
   }
-  [[nodiscard]] bool all_hold() const { return std::ranges::all_of(blocks, holds); }
+  [[nodiscard]] bool blocks_hold() const { return std::ranges::all_of(blocks, holds); }
 
   std::shared_ptr<Arena> arena;
   std::vector<Block> blocks;
@@ -77,7 +77,7 @@ CASE("blocks do not overlap, are aligned, take memory as they come and give whol
   CHECK(rig.free_bytes() == capacity && rig.arena->mapped_bytes() == 0);
   for (const std::size_t size_bytes : {std::size_t{1}, grain, std::size_t{513}, chunk + 1})
     rig.block(size_bytes);
-  CHECK(rig.all_hold());
+  CHECK(rig.blocks_hold());
   for (const Block& one : rig.blocks) CHECK(one.at % Arena::alignment_bytes == 0);
   CHECK(rig.free_bytes() == capacity - rig.arena->mapped_bytes());
   CHECK(rig.arena->used_bytes() >= chunk + 1 + grain + 514 &&
@@ -85,7 +85,7 @@ CASE("blocks do not overlap, are aligned, take memory as they come and give whol
   while (!rig.blocks.empty()) {
     rig.arena->free(rig.blocks.front().at);
     rig.blocks.erase(rig.blocks.begin());
-    CHECK(rig.all_hold());
+    CHECK(rig.blocks_hold());
   }
   CHECK(rig.arena->used_bytes() == 0 && rig.free_bytes() == capacity);
 }
@@ -125,7 +125,7 @@ CASE("any sequence of blocks keeps what they hold, and memory is what the books 
       (void)rig.sleep(mode_of(RestoreMode::cpu));
       CHECK(rig.free_bytes() == capacity);
       (void)rig.wake();
-      CHECK(rig.all_hold());
+      CHECK(rig.blocks_hold());
     }
     CHECK(rig.free_bytes() == capacity - rig.arena->mapped_bytes());
   }
@@ -142,7 +142,7 @@ CASE("no room on the device or among the addresses is said with numbers, and not
   CHECK_THROWS(OutOfDeviceMemory, rig.arena->allocate(chunk));
   CHECK_THROWS(Misuse, rig.arena->allocate(0));
   CHECK_THROWS(OutOfDeviceMemory, rig.arena->allocate(~std::size_t{0}));
-  CHECK(rig.all_hold());
+  CHECK(rig.blocks_hold());
 }
 
 CASE(
@@ -165,7 +165,7 @@ CASE(
     const CommitReport woken = rig.wake();
     CHECK(woken.device_bytes == mapped && rig.free_bytes() == capacity - mapped);
     CHECK(rig.host_bytes() == 0 && rig.disk_bytes() == 0);
-    if (preserves(mode)) CHECK(rig.all_hold());
+    if (preserves(mode)) CHECK(rig.blocks_hold());
     if (mode == RestoreMode::memset) CHECK(std::ranges::all_of(rig.blocks, zero));
     rig.block(2 * grain);
     CHECK(holds(rig.blocks.back()));
@@ -182,9 +182,9 @@ CASE("a block may be given back asleep and between the phases, and its place is 
   rig.arena->free(rig.blocks[0].at);
   rig.blocks.erase(rig.blocks.begin(), rig.blocks.begin() + 2);
   (void)rig.wake();
-  CHECK(rig.all_hold());
+  CHECK(rig.blocks_hold());
   rig.block(3 * grain);
-  CHECK(rig.all_hold());
+  CHECK(rig.blocks_hold());
 }
 
 CASE("a weaker mode asleep lets the saved contents go, a stronger one changes nothing (C1)") {
@@ -217,7 +217,7 @@ CASE("any device call of its sleep and its wake may fail: all is as before, and 
         } catch (const DeviceError&) {
           failed = true;
           CHECK(rig.phase() == LedgerPhase::idle && rig.free_bytes() == before);
-          if (kind == Action::sleep) CHECK(rig.all_hold() && rig.arena->allocate(1) != 0);
+          if (kind == Action::sleep) CHECK(rig.blocks_hold() && rig.arena->allocate(1) != 0);
           (void)rig.stage(kind, mode_of(mode));
         }
         for (int attempt = 0;; ++attempt) {
@@ -232,7 +232,7 @@ CASE("any device call of its sleep and its wake may fail: all is as before, and 
         rig.faulty->fail_at(0);
         if (kind == Action::sleep) (void)rig.wake();
         CHECK(rig.free_bytes() == awake);
-        if (preserves(mode)) CHECK(rig.all_hold());
+        if (preserves(mode)) CHECK(rig.blocks_hold());
         if (!failed) break;
         ++faults;
       }

@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
       },
       "host of 64 KiB");
   if (cuda_device_count() > 0) {
-    const auto cuda = make_cuda_device(0);
+    auto cuda = make_cuda_device(0);
     contract::warm_up(cuda);
     contract::run_all([cuda] { return cuda; }, "cuda");
     contract::run_all([cuda] { return make_faulty_device(cuda); }, "faulty(cuda)");

@@ -163,6 +163,7 @@ CASE("processes that race for the last bytes get each of them once (F23)") {
     try {
       for (;;) got.emplace_back(own, 2 * mib);
     } catch (const OutOfDeviceMemory&) {
+      // The end of the race.
     }
     self.tell();
     self.listen();

@@ -125,6 +125,7 @@ CASE("where addresses are limited the range is smaller, and what does not fit in
       (void)memory.commit(memory.range().size_bytes);
       return 3;
     } catch (const torpor::OutOfHostMemory&) {
+      // As it should; what follows must still work.
     }
     memory.release(base);
     return memory.commit(4 * mib) == base ? 0 : 4;

@@ -15,13 +15,20 @@ class Padding final : public torpor::kv::Codec {
   [[nodiscard]] std::string name() const override { return "padding"; }
   [[nodiscard]] std::size_t cold_bytes(std::size_t bytes) const noexcept override { return bytes + 1000; }
   void encode(std::span<const std::byte> page, std::span<std::byte> cold) const override {
-    if (refuse_encodes > 0 && refuse_encodes-- > 0) throw CodecRefused("encode was told to refuse");
+    if (refuses(refuse_encodes)) throw CodecRefused("encode was told to refuse");
     std::memset(cold.data(), 0xEE, 1000);
     for (std::size_t i = 0; i < page.size(); ++i) cold[1000 + i] = page[i] ^ std::byte{0x5A};
   }
   void decode(std::span<const std::byte> cold, std::span<std::byte> page) const override {
-    if (refuse_decodes > 0 && refuse_decodes-- > 0) throw CodecRefused("decode was told to refuse");
+    if (refuses(refuse_decodes)) throw CodecRefused("decode was told to refuse");
     for (std::size_t i = 0; i < page.size(); ++i) page[i] = cold[1000 + i] ^ std::byte{0x5A};
+  }
+
+ private:
+  static bool refuses(std::atomic<int>& left) {
+    if (left <= 0) return false;
+    --left;
+    return true;
   }
 };
 

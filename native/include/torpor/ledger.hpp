@@ -71,7 +71,7 @@ struct LedgerStorage {
 class Ledger final {
  public:
   // A host pool of its own; host_pool_bytes bounds the host memory kept between cycles (M8).
-  Ledger(std::shared_ptr<Device> device, std::size_t host_pool_bytes);
+  Ledger(const std::shared_ptr<Device>& device, std::size_t host_pool_bytes);
   // Misuse for a host pool of another Device, or none.
   Ledger(std::shared_ptr<Device> device, LedgerStorage storage);
   Ledger(const Ledger&) = delete;

@@ -164,7 +164,7 @@ class Participant {
   [[nodiscard]] virtual RestoreMode default_mode() const noexcept = 0;
   [[nodiscard]] virtual Usage usage() const = 0;
   // The ledger that it belongs to from now on: empty when that is gone.
-  virtual void joins(std::weak_ptr<Maintenance>) {}
+  virtual void joins(const std::weak_ptr<Maintenance>&) {}
   // Whether it can be put to sleep in that mode at all.
   [[nodiscard]] virtual bool supports(RestoreMode mode) const noexcept { return mode != RestoreMode::disk; }
   // Whether a preserving sleep can record checksums, or a wake has some to compare with (K13).

@@ -113,7 +113,9 @@ class Faulty final : public FaultyDevice {
  private:
   [[nodiscard]] bool corrupts() {
     const std::lock_guard<std::mutex> guard(mutex_);
-    return corrupt_in_ > 0 && --corrupt_in_ == 0;
+    if (corrupt_in_ == 0) return false;
+    --corrupt_in_;
+    return corrupt_in_ == 0;
   }
   void flip_byte(const Copy& copied, StreamId stream) {
     inner_->wait(stream, Clock::now() + corruption_patience, nullptr);

@@ -39,6 +39,12 @@ void* pointer(Address at) noexcept {
   return reinterpret_cast<void*>(at);
 }
 
+// Taken, but with nothing behind it. False where the kernel refuses; errno says why.
+bool empty_range(Address at, std::size_t size_bytes) noexcept {
+  return mmap(pointer(at), size_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+              0) != MAP_FAILED;
+}
+
 [[noreturn]] void fail(const std::string& what, const char* call, std::size_t size_bytes) {
   const int code = errno;
   throw DeviceError(what + ": " + errno_text(code), call, code, size_bytes);
@@ -197,8 +203,9 @@ void HostDevice::destroy_physical(PhysicalHandle handle) noexcept {
     if (found == pages_.end()) return;
     const Pages pages = found->second;
     if (pages.mapped_at != 0) {
-      mmap(pointer(pages.mapped_at), pages.size_bytes, PROT_NONE,
-           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+      // Where the kernel has no room for that, no touch may bring pages back that nobody counts.
+      const Address at = pages.mapped_at;
+      if (!empty_range(at, pages.size_bytes)) mprotect(pointer(at), pages.size_bytes, PROT_NONE);
       mapped_.erase(pages.mapped_at);
     }
     fallocate(pages.file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
@@ -244,10 +251,7 @@ void HostDevice::unmap_range(Address at, std::size_t size_bytes) {
   if (found == mapped_.end() || found->second.size_bytes != size_bytes) {
     throw Misuse("unmap_range: no mapping of that address and size");
   }
-  if (mmap(pointer(at), size_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
-           0) == MAP_FAILED) {
-    fail("cannot unmap " + bytes_text(size_bytes), "mmap", size_bytes);
-  }
+  if (!empty_range(at, size_bytes)) fail("cannot unmap " + bytes_text(size_bytes), "mmap", size_bytes);
   pages_.at(found->second.handle).mapped_at = 0;
   mapped_.erase(found);
 }

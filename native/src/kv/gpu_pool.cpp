@@ -99,6 +99,7 @@ std::size_t GpuPool::size_down_to(std::size_t least_bytes) const noexcept {
 
 std::vector<std::size_t> GpuPool::chunk_sizes() const {
   std::vector<std::size_t> sizes;
+  sizes.reserve(mappings_.size());
   for (const Mapping& mapping : mappings_) sizes.push_back(mapping.size_bytes());
   return sizes;
 }

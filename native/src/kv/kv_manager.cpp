@@ -76,9 +76,9 @@ std::size_t KvManager::slots(std::size_t group) const {
   return caches_[group].gpu().slots();
 }
 
-void KvManager::joins(std::weak_ptr<Maintenance> ledger) {
+void KvManager::joins(const std::weak_ptr<Maintenance>& ledger) {
   const std::lock_guard guard(mutex_);
-  ledger_ = std::move(ledger);
+  ledger_ = ledger;
 }
 
 CacheLimits KvManager::limits_of(std::size_t group, std::size_t gpu_bytes, std::size_t groups) const {
@@ -253,6 +253,7 @@ KvStats KvManager::stats() const {
 std::vector<PoolStats> KvManager::pool_stats() const {
   const std::lock_guard guard(mutex_);
   std::vector<PoolStats> rows;
+  rows.reserve(caches_.size());
   for (const PageCache& cache : caches_) {
     rows.push_back({.page_bytes = cache.page_bytes(),
                     .slots = cache.gpu().slots(),

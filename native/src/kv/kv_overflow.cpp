@@ -168,7 +168,8 @@ void KvManager::evict(std::size_t group, std::span<Page* const> pages) noexcept 
 
 void KvManager::evict_chosen() noexcept {
   if (!drops_) return;
-  for (std::size_t group = 0; group < caches_.size(); ++group) evict(group, drops_->pages(group));
+  const Drops& chosen = *drops_;
+  for (std::size_t group = 0; group < caches_.size(); ++group) evict(group, chosen.pages(group));
   drops_.reset();
 }
 

@@ -16,7 +16,7 @@ std::shared_ptr<const Codec> codec_of(const CacheLimits& limits) {
 
 }  // namespace
 
-PageCache::PageCache(std::shared_ptr<Device> device, std::shared_ptr<HostPool> pool,
+PageCache::PageCache(std::shared_ptr<Device> device, const std::shared_ptr<HostPool>& pool,
                      const CacheLimits& limits, PageWatcher& watcher)
     : device_(std::move(device)),
       pool_(pool),

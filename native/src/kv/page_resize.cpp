@@ -88,6 +88,7 @@ void PageCache::copy_relocations(Clearing& staged, const Limits& limits) {
   if (!overwritten.empty()) {
     staged.safe = pool_->acquire(overwritten.size() * page_bytes_, true);
     std::vector<Copy> saves;
+    saves.reserve(overwritten.size());
     for (const Address at : overwritten) {
       saves.push_back({staged.safe.base() + saves.size() * page_bytes_, at, page_bytes_});
     }

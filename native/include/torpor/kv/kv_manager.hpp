@@ -128,7 +128,7 @@ class KvManager final : public Participant,
   // bytes that there are. Empty: to what the pages of each group take, those in colder tiers too.
   void rebalance(const std::vector<double>& shares = {});
 
-  void joins(std::weak_ptr<Maintenance> ledger) override;
+  void joins(const std::weak_ptr<Maintenance>& ledger) override;
   [[nodiscard]] const std::string& tag() const noexcept override { return spec_.tag; }
   [[nodiscard]] const std::string& name() const noexcept override { return spec_.name; }
   [[nodiscard]] bool parked() const noexcept override { return parked_; }

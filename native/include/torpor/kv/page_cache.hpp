@@ -62,7 +62,7 @@ class PageWatcher {
 class PageCache final {
  public:
   // The watcher must live as long as the cache.
-  PageCache(std::shared_ptr<Device> device, std::shared_ptr<HostPool> pool, const CacheLimits& limits,
+  PageCache(std::shared_ptr<Device> device, const std::shared_ptr<HostPool>& pool, const CacheLimits& limits,
             PageWatcher& watcher);
 
   // --- who uses a page ---

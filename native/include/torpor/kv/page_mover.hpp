@@ -28,7 +28,7 @@ struct PageEnd {
 };
 
 struct Move {
-  const Page* page;  // for PageRefused
+  const Page* page = nullptr;  // for PageRefused
   PageEnd from;
   PageEnd to;
 };
