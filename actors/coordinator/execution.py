@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.budget import Budget, Need, Place
@@ -313,18 +314,21 @@ class Execution:
 
     def _needs(self, runtime: ModelRuntime, run: Run, machine: Machine) -> list[Need]:
         needs: list[Need] = []
+        kept_bytes = cache(self.kept_bytes)  # one sum for a node, not one for each of its ranks
+        runtime.statuses.update({slot.rank: slot.status for slot in machine.slots if slot.status is not None})
         for slot in machine.slots:
             if slot.status is None:
                 continue
-            runtime.statuses[slot.rank] = slot.status
             place, host = Place(slot.status.node, slot.status.device_id), Place(slot.status.node)
             spare = self._held.spare_bytes(run.request, slot.status)
             needs.append(Need(place, slot.device_bytes, slot.status.device_free_bytes, spare))
             if slot.plan is None:
                 continue
-            free = self._host_limit(slot.status) - self.kept_bytes(host.node)
+            free = self._host_limit(slot.status) - kept_bytes(host.node)
             needs.append(Need(host, slot.plan.host_bytes, free))
-            needs.append(self._disk_need(slot.status, slot.plan.disk_bytes))
+            needs.append(
+                self._disk_need(slot.status, slot.plan.disk_bytes, kept_bytes(host.node, "disk_bytes"))
+            )
         return needs
 
     def _host_limit(self, status: RankStatus) -> int:
@@ -333,9 +337,9 @@ class Execution:
             return status.host_limit_bytes
         return self._host_limit_bytes
 
-    def _disk_need(self, status: RankStatus, size_bytes: int) -> Need:
+    def _disk_need(self, status: RankStatus, size_bytes: int, kept_bytes: int) -> Need:
         limit = self._config.node.disk_bytes
-        free = (UNLIMITED if limit is None else limit) - self.kept_bytes(status.node, "disk_bytes")
+        free = (UNLIMITED if limit is None else limit) - kept_bytes
         return Need(Place(status.node, disk=True), size_bytes, free)
 
     def kept_bytes(self, node: str, where: str = "host_bytes") -> int:
