@@ -166,7 +166,7 @@ def _problem(shape: type[BaseModel], error: ValidationError) -> Problem:
         return Problem(
             422, Code.UNKNOWN_MODE, f"{where}: unknown mode {given!r}", hint=hint, known_modes=known
         )
-    message = fault["msg"]
+    message = fault["msg"].removeprefix("Value error, ")
     return Problem(422, Code.INVALID_FIELD, f"{where}: {message}", hint=f"Correct the field `{where}`.")
 
 

@@ -106,8 +106,9 @@ def answer_of(url: str, response: httpx.Response) -> dict[str, Any]:
     return body
 
 
-# What a request fails with that got no answer: nobody there, or an address or a header that cannot be sent.
-UNSENT = (httpx.TransportError, httpx.InvalidURL, UnicodeEncodeError)
+# What a request fails with that got no answer: nobody there; or an address, a header or a number (infinity) that
+# cannot be sent.
+UNSENT = (httpx.TransportError, httpx.InvalidURL, ValueError)
 
 
 def unreachable(url: str, error: Exception) -> ConnectionFailed:

@@ -100,6 +100,8 @@ def test_a_dry_run_changes_nothing(torpor: Run) -> None:
         (("serve", "10.0.0.7:6379"), 2, "for --connect only"),
         (("status", "--url", "http://[::1"), 1, "is `torpor serve` running there?"),
         (("status", ""), 1, "the name is empty"),
+        (("sleep", "--timeout", "inf"), 1, "not JSON compliant"),
+        (("sleep", "--freeze-timeout", "3"), 2, "torpor: drain: freeze_timeout_s goes with mode freeze"),
         (("delete", "chat?"), 2, "There is no model 'chat?'."),
         (("sleep", ".."), 2, "There is no model '..'."),
         (("events", "--since", "\u00e9"), 1, "no answer from"),
