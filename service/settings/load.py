@@ -20,6 +20,20 @@ DEFAULT_TREE: dict[str, Any] = {
 }
 
 
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping, of which YAML's loaders keep the last in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    fault = f"the key '{key.value}' stands twice; keep one of them"
+                    raise yaml.constructor.ConstructorError(None, None, fault, key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 class SettingsError(Exception):
     """The configuration cannot be used; `problems` has one line a fault, each naming its key."""
 
@@ -55,7 +69,7 @@ def _read(file: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise SettingsError(str(file), ["is not UTF-8 text; give a YAML file"]) from None
     try:
-        tree = yaml.safe_load(text)
+        tree = yaml.load(text, _StrictLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""

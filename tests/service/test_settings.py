@@ -83,6 +83,23 @@ def test_every_key_of_a_file_reaches_the_cluster_config(tmp_path: Path) -> None:
     assert (settings.http.host, settings.http.port) == ("::1", 9000)
 
 
+@pytest.mark.parametrize(
+    ("text", "key", "line"),
+    [
+        ("http: {port: 1}\nmodels: []\nhttp: {port: 2}\n", "http", 3),
+        ("models:\n- name: a\n  verify: true\n  name: b\n", "name", 4),
+        ("http: {port: 1, host: a, port: 2}\n", "port", 1),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused_by_name_and_line(
+    tmp_path: Path, text: str, key: str, line: int
+) -> None:
+    file = tmp_path / "torpor.yaml"
+    file.write_text(text)
+    with pytest.raises(SettingsError, match=rf"line {line}: the key '{key}' stands twice"):
+        load_settings(file, {})
+
+
 def test_the_environment_overrides_the_file_down_to_an_element_of_a_list(tmp_path: Path) -> None:
     environment = {
         "TORPOR_HTTP__PORT": "8701",
