@@ -43,7 +43,7 @@ class Lives:
         self._fail = fail
         deadlines = config.deadlines
         self._bring_up = BringUp(maker, deadlines, lambda: execution.epoch, attach, self._not_up)
-        recovery = Recovery(execution, maker, deadlines, settle)
+        recovery = Recovery(execution, maker, deadlines, settle, self._bring_up.begin)
         removal = Removal(execution, maker, deadlines, self._bring_up.stop, self._forget)
         self.ways: Mapping[Kind, Way] = {Kind.RECOVER: recovery.run, Kind.DELETE: removal.run}
         self._watch = Watch(models, maker, fail, self._recover)

@@ -35,11 +35,13 @@ class Recovery:
         maker: RankMaker,
         deadlines: Deadlines,
         settle: Callable[[ModelRuntime], Awaitable[None]],
+        bring_up: Callable[[ModelRuntime], None],
     ) -> None:
         self._execution = execution
         self._maker = maker
         self._deadlines = deadlines
         self._settle = settle
+        self._bring_up = bring_up
 
     async def run(self, runtime: ModelRuntime, run: Run) -> None:
         """From waiting for its turn to the journaled outcome."""
@@ -49,7 +51,10 @@ class Recovery:
         if refusal is None:
             refusal = self._refusal(runtime, run, healthy)
         if refusal is not None:
+            runtime.recovering = False
             await self._execution.reject(runtime, run, refusal)
+            if run.resumed:
+                await self._leave(runtime)
             return
         if healthy:
             run.operation.state = OperationState.SUCCEEDED
@@ -62,6 +67,12 @@ class Recovery:
         finally:
             runtime.recovering = False
             runtime.ready.set()
+
+    async def _leave(self, runtime: ModelRuntime) -> None:
+        """One that the coordinator before this had accepted, and not begun: the model is as any other at a start."""
+        if runtime.ports:
+            await self._settle(runtime)
+        self._bring_up(runtime)
 
     def _refusal(self, runtime: ModelRuntime, run: Run, healthy: bool) -> Refusal | None:
         wanted, state = run.request.to, runtime.state()

@@ -17,6 +17,7 @@ from torpor.actors.messages import (
     Kind,
     ModelState,
     OnConflict,
+    Operation,
     OperationState,
     Origin,
     RejectCode,
@@ -196,6 +197,26 @@ def test_updated_weights_are_not_replaced_by_older_ones_unless_that_is_wanted(tm
         done = await rig.do(asking(Kind.RECOVER, accept_stale_weights=True))
         assert done.state is OperationState.SUCCEEDED
         assert (await rig.coordinator.model("chat")).weights_version == 0
+
+    rig.run(story)
+
+
+def test_a_recovery_that_was_accepted_and_not_begun_and_is_refused_leaves_the_model_as_it_is(
+    tmp_path: Path,
+) -> None:
+    """M6, C6: the next coordinator finds it open, and may not bring older weights; nothing is to be done."""
+    rig, _ = making_rig(tmp_path)
+
+    async def story() -> None:
+        await rig.journal.publish(rig.coordinator._models["chat"].published.changed(weights_version=2))
+        operation = Operation("left", Kind.RECOVER, "chat", OperationState.RUNNING, [], {}, created_at=0.0)
+        await rig.journal.begin(operation, RECOVER, 0.0)
+        await rig.restart()
+        done = await rig.coordinator.wait("left", PATIENCE_S)
+        assert (done.state, done.code) == (OperationState.REJECTED, RejectCode.STALE_WEIGHTS)
+        view = await rig.coordinator.model("chat")
+        assert view.state is ModelState.AWAKE, view
+        assert (await rig.do(SLEEP)).state is OperationState.SUCCEEDED
 
     rig.run(story)
 
