@@ -149,7 +149,10 @@ class Removal:
             reason,
         )
         runtime.deleting = False
-        await self._execution.finish(runtime, run, runtime.published.changed(failed=reason))
+        try:
+            await self._execution.finish(runtime, run, runtime.published.changed(failed=reason))
+        finally:
+            runtime.ready.set()  # failed is a state that is known: after a restart nobody else would say so
 
 
 def _text(error: Exception) -> str:

@@ -143,6 +143,25 @@ def test_a_delete_whose_ranks_do_not_end_fails_and_can_be_repeated(tmp_path: Pat
     rig.run(story)
 
 
+def test_a_model_whose_delete_went_wrong_after_a_restart_can_be_recovered_or_deleted_again(
+    tmp_path: Path,
+) -> None:
+    """C6, M6: it is failed, and known to be, though the coordinator that found it has asked none of its ranks."""
+    rig, maker = making_rig(tmp_path)
+
+    async def story() -> None:
+        maker.delay_s["end"] = 1.0
+        begun = await rig.coordinator.submit(DELETE)
+        await asyncio.sleep(0.5)
+        maker.errors["end"].append(TimeoutError("process 77 is still there"))
+        await rig.restart()
+        assert (await rig.coordinator.wait(begun.id, PATIENCE_S)).state is OperationState.FAILED
+        assert (await rig.do(asking(Kind.RECOVER))).state is OperationState.SUCCEEDED
+        assert (await rig.do(DELETE)).state is OperationState.SUCCEEDED
+
+    rig.run(story)
+
+
 @pytest.mark.parametrize(("at_s", "decided"), [(0.5, False), (1.5, True)])
 def test_a_coordinator_that_dies_in_a_delete_is_followed_by_one_that_knows_whether_it_was_decided(
     tmp_path: Path, at_s: float, decided: bool
