@@ -147,4 +147,6 @@ def test_both_clients_have_the_same_calls() -> None:
             name: list(inspect.signature(one).parameters) for name, one in methods if not name.startswith("_")
         }
 
-    assert calls(Client) == calls(AsyncClient)
+    blocking = calls(Client)
+    del blocking["from_ray"]  # not over HTTP: its handles are for a blocking caller, a trainer
+    assert blocking == calls(AsyncClient)
