@@ -41,7 +41,8 @@ run: setup ## ask, sleep, see the memory free, be refused, wake, ask again
 serve: setup ## serve the small model on 127.0.0.1:8700 until interrupted
 	$(BIN)/torpor serve
 
-# The C++ programs run twice here, under sanitizers; CI runs them as users would build them, too (test-native).
+# The C++ programs run twice here, under sanitizers. As users would build them they run with test-native, before a
+# native change is called done: CI has no time for a third build.
 test: setup lint test-sanitize test-python ## lint, the C++ tests under sanitizers, the Python tests
 
 test-native: $(VENV)/installed ## the C++ tests

@@ -91,6 +91,7 @@ def test_an_aborting_drain_ends_every_stream_with_its_reason(server: Server) -> 
     server.http.post("/wake", json={}).raise_for_status()
 
 
+@pytest.mark.long  # the same with toy engines: tests/actors/rank, tests/actors/coordinator
 def test_a_drain_out_of_time_is_rejected_and_the_gate_opens_again(server: Server) -> None:
     """C6: 504, nothing changed, the running request ends well."""
     answers: list[httpx.Response] = []
