@@ -8,6 +8,7 @@ import threading
 import time
 
 import httpx
+import pytest
 from e2e.serving import Server
 
 STREAMS = 32
