@@ -18,6 +18,7 @@ from typing import Any
 import rivals
 import torch
 from cuda.bindings import driver
+from cycles import gpu_name, operation
 from record import Result
 
 from torpor.native import Device, Ledger
@@ -26,6 +27,7 @@ from torpor.native.adopt import adopt
 GIB = 1 << 30
 REPEATS = 7
 MODEL_TENSORS = 291
+DROPPED = {"weights": "none"}
 
 
 def call(result: tuple[Any, ...]) -> Any:
@@ -63,15 +65,7 @@ class BareDriver:
         call(driver.cuMemAddressFree(self.base, self.size_bytes))
 
 
-def ledger_cycle(ledger: Ledger, kind: str) -> None:
-    plan = ledger.preflight(kind, kind, restore={"weights": "none"} if kind == "sleep" else None)
-    assert not plan.refusals, plan.refusals
-    ledger.stage(plan, 60.0)
-    ledger.commit()
-    ledger.publish()
-
-
-def timed(result: Result, subject: str, case: str, metric: str, work: Callable[[], None]) -> float:
+def timed(result: Result, subject: str, case: str, metric: str, work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     seconds = time.perf_counter() - start
@@ -82,8 +76,8 @@ def timed(result: Result, subject: str, case: str, metric: str, work: Callable[[
 def measure(
     result: Result,
     subject: str,
-    sleep: Callable[[], None],
-    wake: Callable[[], None],
+    sleep: Callable[[], object],
+    wake: Callable[[], object],
     pause_s: float,
     detail: str = "",
 ) -> None:
@@ -110,8 +104,8 @@ def adopted_model(result: Result, size_bytes: int, pause_s: float) -> None:
     measure(
         result,
         "torpor",
-        lambda: ledger_cycle(ledger, "sleep"),
-        lambda: ledger_cycle(ledger, "wake"),
+        lambda: operation(ledger, "sleep", DROPPED),
+        lambda: operation(ledger, "wake", DROPPED),
         pause_s,
         case,
     )
@@ -136,8 +130,8 @@ def main() -> None:
         measure(
             result,
             "torpor",
-            lambda ledger=ledger: ledger_cycle(ledger, "sleep"),  # type: ignore[misc]
-            lambda ledger=ledger: ledger_cycle(ledger, "wake"),  # type: ignore[misc]
+            lambda ledger=ledger: operation(ledger, "sleep", DROPPED),  # type: ignore[misc]
+            lambda ledger=ledger: operation(ledger, "wake", DROPPED),  # type: ignore[misc]
             pause_s,
         )
         del region, ledger
@@ -152,7 +146,7 @@ def main() -> None:
     print(result.table())
     print(
         "kept in",
-        result.save(options.json, "h200" if torch.cuda.get_device_name().endswith("H200") else "gpu"),
+        result.save(options.json, gpu_name()),
     )
 
 

@@ -16,30 +16,22 @@ from pathlib import Path
 
 import rivals
 import torch
+from cycles import gpu_name, link_seconds, operation
 from record import Result
 
 from torpor.native import Device, Ledger, Region
 
 GIB = 1 << 30
 REPEATS = 5
-
-
-def operation(ledger: Ledger, kind: str) -> float:
-    start = time.perf_counter()
-    plan = ledger.preflight(kind, kind, restore={"weights": "pinned"} if kind == "sleep" else None)
-    assert not plan.refusals, plan.refusals
-    ledger.stage(plan, 120.0)
-    ledger.commit()
-    ledger.publish()
-    return time.perf_counter() - start
+KEPT = {"weights": "pinned"}
 
 
 def pair(result: Result, ledger: Ledger, region: Region, case: str, expected: int) -> None:
     free_bytes = torch.cuda.mem_get_info()[0]
-    result.add("torpor", case, "sleep_s", "s", operation(ledger, "sleep"))
+    result.add("torpor", case, "sleep_s", "s", operation(ledger, "sleep", KEPT).whole_s)
     assert torch.cuda.mem_get_info()[0] >= free_bytes + region.size_bytes - (64 << 20)
     time.sleep(0.5)
-    result.add("torpor", case, "wake_s", "s", operation(ledger, "wake"))
+    result.add("torpor", case, "wake_s", "s", operation(ledger, "wake", KEPT).whole_s)
     found = int(torch.from_dlpack(region).view(torch.int64).sum())
     assert found == expected, "the contents that came back are not those that went"
     time.sleep(0.5)
@@ -52,16 +44,9 @@ def fill(region: Region, seed: int) -> int:
 
 
 def limit(result: Result, size_bytes: int) -> None:
-    there = torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
-    here = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-    for repeat in range(REPEATS + 1):
-        for metric, to, source in (("sleep_s", here, there), ("wake_s", there, here)):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            to.copy_(source, non_blocking=True)
-            torch.cuda.synchronize()
-            if repeat:
-                result.add("limit", "one copy, host memory there", metric, "s", time.perf_counter() - start)
+    for metric, samples in zip(("sleep_s", "wake_s"), link_seconds(size_bytes, REPEATS), strict=True):
+        for seconds in samples:
+            result.add("limit", "one copy, host memory there", metric, "s", seconds)
 
 
 def fresh(size_bytes: int) -> tuple[Ledger, Region, int]:
@@ -108,8 +93,7 @@ def main() -> None:
     for subject in ("memory_saver", "memory_saver_retain", "cpu_copy", "checkpoint"):
         rivals.measure(result, subject, rivals.Load(options.gib * GIB), "1 tensor")
     print(result.table())
-    name = "h200" if torch.cuda.get_device_name().endswith("H200") else "gpu"
-    print("kept in", result.save(options.json, name))
+    print("kept in", result.save(options.json, gpu_name()))
 
 
 if __name__ == "__main__":

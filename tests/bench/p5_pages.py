@@ -9,10 +9,10 @@ the bytes moved over the seconds that the stage took. "limit" copies as many byt
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 
 import torch
+from cycles import gpu_name, link_seconds, operation
 from record import Result
 
 from torpor.native import Device, KvManager, Ledger, Sequence
@@ -22,34 +22,13 @@ PAGES_KIB = (16, 32, 64, 128, 256, 512, 2048)
 REPEATS = 5
 PAGES_A_SEQUENCE = 1 << 15
 TOKENS_PER_BLOCK = 16
+KEPT = {"kv_cache": "pinned"}
 
 
 def limit(result: Result, size_bytes: int) -> None:
-    there = torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
-    here = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-    for repeat in range(REPEATS + 1):
-        for metric, to, source in (("d2h_gb_s", here, there), ("h2d_gb_s", there, here)):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            to.copy_(source, non_blocking=True)
-            torch.cuda.synchronize()
-            if repeat:
-                result.add(
-                    "limit", "one piece", metric, "GB/s", size_bytes / (time.perf_counter() - start) / 1e9
-                )
-
-
-def operation(ledger: Ledger, kind: str) -> tuple[float, float, int]:
-    """Seconds of the stage, of the whole, and the bytes moved."""
-    start = time.perf_counter()
-    plan = ledger.preflight(kind, kind, restore={"kv_cache": "pinned"} if kind == "sleep" else None)
-    assert not plan.refusals, plan.refusals
-    began = time.perf_counter()
-    report = ledger.stage(plan, 120.0)
-    staged = time.perf_counter() - began
-    ledger.commit()
-    ledger.publish()
-    return staged, time.perf_counter() - start, report["moved_bytes"]
+    for metric, samples in zip(("d2h_gb_s", "h2d_gb_s"), link_seconds(size_bytes, REPEATS), strict=True):
+        for seconds in samples:
+            result.add("limit", "one piece", metric, "GB/s", size_bytes / seconds / 1e9)
 
 
 def live(kv: KvManager, number: int, count: int) -> Sequence:
@@ -77,8 +56,8 @@ def measure(result: Result, case: str, page_bytes: int, live_bytes: int, pool_by
     pages.normal_(generator=torch.Generator("cuda").manual_seed(7))
     before = [contents(pages, sequence) for sequence in sequences]
     for repeat in range(REPEATS + 1):
-        staged, whole, moved_bytes = operation(ledger, "sleep")
-        back_staged, back_whole, back_bytes = operation(ledger, "wake")
+        staged, whole, moved_bytes = operation(ledger, "sleep", KEPT)
+        back_staged, back_whole, back_bytes = operation(ledger, "wake", KEPT)
         if repeat == 0:
             continue  # makes the host memory
         result.add("torpor", case, "d2h_gb_s", "GB/s", moved_bytes / staged / 1e9)
@@ -105,8 +84,7 @@ def main() -> None:
         measure(result, f"{page_kib} KiB", page_kib * KIB, live_bytes, live_bytes + GIB)
     measure(result, "P4: 2 MiB, 6.4 of 64 GiB", 2 << 20, int(6.4 * 512) * (2 << 20), 64 * GIB)
     print(result.table())
-    name = "h200" if torch.cuda.get_device_name().endswith("H200") else "gpu"
-    print("kept in", result.save(options.json, name))
+    print("kept in", result.save(options.json, gpu_name()))
 
 
 if __name__ == "__main__":
