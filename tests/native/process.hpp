@@ -3,10 +3,12 @@
 
 #include <dirent.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -132,6 +134,20 @@ inline std::size_t mappings() {
   std::size_t count = 0;
   for (std::string line; std::getline(maps, line);) ++count;
   return count;
+}
+
+// What the kernel has committed to the pages behind this process's memfds.
+inline std::size_t committed_bytes() {
+  std::size_t total = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
+    struct stat found{};
+    if (target.find("torpor-pages") != std::string::npos && stat(entry.path().c_str(), &found) == 0) {
+      total += static_cast<std::size_t>(found.st_blocks) * 512;
+    }
+  }
+  return total;
 }
 
 }  // namespace process

@@ -10,6 +10,7 @@
 
 using namespace torpor;
 using process::Child;
+using process::committed_bytes;
 
 namespace {
 
@@ -18,20 +19,6 @@ constexpr std::size_t mib = std::size_t{1} << 20;
 std::string fresh_name() {
   static int number = 0;
   return "host-test-" + std::to_string(getpid()) + "-" + std::to_string(++number);
-}
-
-// What the kernel has committed to the pages behind this process's memfds.
-std::size_t committed_bytes() {
-  std::size_t total = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;
-    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
-    struct stat found{};
-    if (target.find("torpor-pages") != std::string::npos && stat(entry.path().c_str(), &found) == 0) {
-      total += static_cast<std::size_t>(found.st_blocks) * 512;
-    }
-  }
-  return total;
 }
 
 std::size_t shared_memory_bytes() {

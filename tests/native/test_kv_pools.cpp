@@ -1,10 +1,10 @@
 // Pools that grow and shrink between transactions (K12): what they hold, what the driver sees, what is
 // refused.
-#include <sys/stat.h>
-
 #include "kv_rig.hpp"
+#include "process.hpp"
 
 using namespace kv_rig;
+using process::committed_bytes;
 using torpor::Action;
 using torpor::Misuse;
 using torpor::OutOfDeviceMemory;
@@ -14,20 +14,6 @@ using torpor::RestoreMode;
 namespace {
 
 constexpr std::size_t granule_slots = granule_bytes / page_bytes;
-
-// What the kernel has committed to the pages behind this process's memfds.
-std::size_t committed_bytes() {
-  std::size_t total = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;
-    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
-    struct stat found{};
-    if (target.find("torpor-pages") != std::string::npos && stat(entry.path().c_str(), &found) == 0) {
-      total += static_cast<std::size_t>(found.st_blocks) * 512;
-    }
-  }
-  return total;
-}
 
 std::size_t bytes_of(std::size_t slots) {
   return slots * page_bytes;
