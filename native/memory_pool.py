@@ -38,6 +38,7 @@ class MemoryPool:
                 "a torch memory pool needs a CUDA device; on a host device use Ledger.create_region or create_arena"
             )
         refuse_expandable_segments()
+        self.restore = restore
         self.arena = ledger.create_arena(tag, reserve_bytes, name=name, restore=restore)
         allocate, free = self.arena.hook()
         self._allocator = torch.cuda.memory.CUDAPluggableAllocator(_core.__file__, allocate, free)

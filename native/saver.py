@@ -22,7 +22,6 @@ class MemorySaver:
         self._reserve_bytes = reserve_bytes
         self._timeout_s = timeout_s
         self._pools: dict[str, MemoryPool] = {}
-        self._restore: dict[str, str] = {}
         self._count = itertools.count(1)
 
     @contextmanager
@@ -34,11 +33,8 @@ class MemorySaver:
         pool = self._pools.get(tag)
         if pool is None:
             pool = self._pools[tag] = MemoryPool(self.ledger, tag, self._reserve_bytes, restore=restore)
-            self._restore[tag] = restore
-        elif self._restore[tag] != restore:
-            raise Misuse(
-                f"tag '{tag}' was begun with restore mode {self._restore[tag]}; use that, or another tag"
-            )
+        elif pool.restore != restore:
+            raise Misuse(f"tag '{tag}' was begun with restore mode {pool.restore}; use that, or another tag")
         with pool.use():
             yield pool
 
