@@ -57,14 +57,6 @@ bool Arena::can_verify(Action action) const noexcept {
   return action == Action::sleep || !saved_.sums.empty();
 }
 
-Item Arena::item_of(Action action) const {
-  Item item;
-  item.tag = spec_.tag;
-  item.name = spec_.name;
-  item.action = action;
-  return item;
-}
-
 Item Arena::plan_sleep(RestoreMode mode) const {
   const std::lock_guard<std::mutex> guard(mutex_);
   Item item = item_of(Action::sleep);
@@ -176,13 +168,7 @@ void Arena::stage_wake(const Item&, UndoStack& undo, StageContext& context) {
 
 void Arena::restore(StageContext& context) {
   if (mode_ == RestoreMode::memset) {
-    try {
-      device_->fill(address(), 0, mapped_bytes_, StreamId::in);
-      device_->wait(StreamId::in, context.deadline, context.stop);
-    } catch (...) {
-      drain(*device_, StreamId::in);  // the undo unmaps: nothing may still be writing there
-      throw;
-    }
+    zero_range(*device_, address(), mapped_bytes_, context.deadline, context.stop);
   }
   for (const Run& run : saved_.runs) context.moved_bytes += run.copy->restore(run.at, context);
 }

@@ -72,14 +72,6 @@ bool Region::has_copy_for(RestoreMode mode) const noexcept {
   return saved_ && saved_->complete() && saved_->on_disk() == (mode == RestoreMode::disk);
 }
 
-Item Region::item_of(Action action) const {
-  Item item;
-  item.tag = spec_.tag;
-  item.name = spec_.name;
-  item.action = action;
-  return item;
-}
-
 Item Region::plan_sleep(RestoreMode mode) const {
   Item item = item_of(Action::sleep);
   item.mode = mode;
@@ -185,13 +177,7 @@ void Region::restore(StageContext& context) {
   if (preserves(mode_)) {
     context.moved_bytes += saved_->restore(address(), context);
   } else if (mode_ == RestoreMode::memset || spec_.zero_on_wake) {
-    try {
-      device_->fill(address(), 0, mapped_bytes_, StreamId::in);
-      device_->wait(StreamId::in, context.deadline, context.stop);
-    } catch (...) {
-      drain(*device_, StreamId::in);  // the undo unmaps: nothing may still be writing there
-      throw;
-    }
+    zero_range(*device_, address(), mapped_bytes_, context.deadline, context.stop);
   }
 }
 

@@ -45,6 +45,16 @@ std::size_t transfer(Device& device, std::span<const Copy> copies, StreamId stre
   return moved_bytes;
 }
 
+void zero_range(Device& device, Address at, std::size_t size_bytes, Deadline deadline, const StopFlag* stop) {
+  try {
+    device.fill(at, 0, size_bytes, StreamId::in);
+    device.wait(StreamId::in, deadline, stop);
+  } catch (...) {
+    drain(device, StreamId::in);
+    throw;
+  }
+}
+
 void drain(Device& device, StreamId stream) noexcept {
   try {
     device.wait(stream, Clock::now() + drain_limit, nullptr);

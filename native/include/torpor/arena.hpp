@@ -77,7 +77,6 @@ class Arena final : public Participant, public std::enable_shared_from_this<Aren
     std::vector<std::uint64_t> sums;  // by pieces of runs; empty: none were taken
   };
 
-  [[nodiscard]] Item item_of(Action action) const;
   [[nodiscard]] std::vector<Run> runs() const;  // of what is in use; mutex_ is held
   [[nodiscard]] std::vector<std::uint64_t> checksums(const std::vector<Run>& runs, StreamId stream,
                                                      const StageContext& context) const;

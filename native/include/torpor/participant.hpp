@@ -187,6 +187,16 @@ class Participant {
   virtual std::size_t commit_sleep() = 0;
   virtual void commit_wake() noexcept = 0;
   virtual void publish() noexcept = 0;
+
+ protected:
+  // What every plan of it begins with.
+  [[nodiscard]] Item item_of(Action action) const {
+    Item item;
+    item.tag = tag();
+    item.name = name();
+    item.action = action;
+    return item;
+  }
 };
 
 }  // namespace torpor

@@ -67,7 +67,6 @@ class Region final : public Participant {
  private:
   using Checksums = std::vector<std::uint64_t>;  // by pieces; empty: none were taken
 
-  [[nodiscard]] Item item_of(Action action) const;
   // A copy that is there already and serves this mode (M9).
   [[nodiscard]] bool has_copy_for(RestoreMode mode) const noexcept;
   [[nodiscard]] Checksums checksums(StreamId stream, const StageContext& context) const;

@@ -15,6 +15,9 @@ constexpr std::size_t transfer_window_bytes = std::size_t{64} << 20;
 std::size_t transfer(Device& device, std::span<const Copy> copies, StreamId stream, Deadline deadline,
                      const StopFlag* stop);
 
+// Writes zeros and waits. When it throws nothing is in flight any more, so that an undo may unmap.
+void zero_range(Device& device, Address at, std::size_t size_bytes, Deadline deadline, const StopFlag* stop);
+
 // Waits until nothing is in flight on the stream, for at most half a minute; swallows errors.
 void drain(Device& device, StreamId stream) noexcept;
 

@@ -161,7 +161,7 @@ void KvManager::fill(std::span<const FreshPage> fresh) {
     if (one.source != nullptr) {
       copies.push_back({to, cache.gpu().address(one.source->slot), cache.page_bytes()});
     } else if (!one.scratch) {
-      zero_range(*device_, to, cache.page_bytes(), limits);
+      zero_range(*device_, to, cache.page_bytes(), limits.deadline, limits.stop);
     }
   }
   if (!copies.empty()) transfer(*device_, copies, StreamId::in, limits.deadline, limits.stop);

@@ -34,10 +34,7 @@ Usage KvManager::usage() const {
 }
 
 Item KvManager::item_of(Action action, RestoreMode mode) const {
-  Item item;
-  item.tag = spec_.tag;
-  item.name = spec_.name;
-  item.action = action;
+  Item item = Participant::item_of(action);
   item.mode = mode;
   std::size_t history_tokens = 0;
   for (const auto& [id, record] : sequences_) history_tokens += record->history.size();

@@ -8,6 +8,7 @@
 
 #include "torpor/errors.hpp"
 #include "torpor/kv/kv_manager.hpp"
+#include "torpor/transfer.hpp"
 
 namespace torpor::kv {
 
@@ -67,7 +68,7 @@ void KvManager::restore(Tier tier, StageContext& context) {
   for (std::size_t group = 0; group < caches_.size(); ++group) {
     PageCache& cache = caches_[group];
     if (tier == Tier::gpu && mode_ == RestoreMode::memset) {
-      zero_range(*device_, cache.gpu().base(), cache.gpu().size_bytes(), limits);
+      zero_range(*device_, cache.gpu().base(), cache.gpu().size_bytes(), limits.deadline, limits.stop);
     }
     cache.mover().write_blank(plans[group].blanks, limits);
     context.moved_bytes += cache.mover().run(plans[group].moves, limits);

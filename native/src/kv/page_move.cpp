@@ -35,14 +35,4 @@ std::size_t move_pages(Device& device, StreamId direction, std::vector<PageMove>
   return transfer(device, copies, direction, limits.deadline, limits.stop);
 }
 
-void zero_range(Device& device, Address at, std::size_t size_bytes, const Limits& limits) {
-  try {
-    device.fill(at, 0, size_bytes, StreamId::in);
-    device.wait(StreamId::in, limits.deadline, limits.stop);
-  } catch (...) {
-    drain(device, StreamId::in);
-    throw;
-  }
-}
-
 }  // namespace torpor::kv

@@ -26,7 +26,4 @@ struct Limits {
 std::size_t move_pages(Device& device, StreamId direction, std::vector<PageMove> moves,
                        std::size_t page_bytes, const Limits& limits);
 
-// Writes zeros and waits. On a throw nothing is in flight any more.
-void zero_range(Device& device, Address at, std::size_t size_bytes, const Limits& limits);
-
 }  // namespace torpor::kv
