@@ -62,7 +62,9 @@ class Device:
         """
 
 class FaultyDevice(Device):
-    """Wraps a device and makes chosen calls fail. For tests."""
+    """
+    Wraps a device and makes chosen calls fail; new memory comes dirty. For tests.
+    """
 
     def __init__(self, inner: Device) -> None: ...
     def fail_at(self, k: int, forever: bool = False) -> None:

@@ -21,8 +21,9 @@ std::pair<std::size_t, std::size_t> memory_info(Device& self) {
 }
 
 void bind_faulty_device(nb::module_& module) {
-  nb::class_<FaultyDevice, Device>(module, "FaultyDevice",
-                                   "Wraps a device and makes chosen calls fail. For tests.")
+  nb::class_<FaultyDevice, Device>(
+      module, "FaultyDevice",
+      "Wraps a device and makes chosen calls fail; new memory comes dirty. For tests.")
       .def(nb::new_([](std::shared_ptr<Device> inner) { return make_faulty_device(std::move(inner)); }),
            "inner"_a)
       .def("fail_at", &FaultyDevice::fail_at, "k"_a, "forever"_a = false,

@@ -12,7 +12,6 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -40,8 +39,7 @@ constexpr std::size_t page_bytes = 8192;
 constexpr std::size_t block = 4;
 constexpr std::size_t granule_bytes = std::size_t{64} << 10;
 
-// Passes everything on, with three differences: chunks of one granule, as much host memory as it is told, and
-// device memory that arrives dirty, as a GPU's may.
+// Passes everything on, with two differences: chunks of one granule, and as much host memory as it is told.
 class ScarceDevice final : public torpor::Device {
  public:
   explicit ScarceDevice(std::shared_ptr<Device> inner) : inner_(std::move(inner)) {}
@@ -64,17 +62,11 @@ class ScarceDevice final : public torpor::Device {
   void unreserve_range(Address base, std::size_t size) noexcept override {
     inner_->unreserve_range(base, size);
   }
-  torpor::PhysicalHandle create_physical(std::size_t size) override {
-    const torpor::PhysicalHandle handle = inner_->create_physical(size);
-    fresh_.insert(handle);
-    return handle;
-  }
+  torpor::PhysicalHandle create_physical(std::size_t size) override { return inner_->create_physical(size); }
   void destroy_physical(torpor::PhysicalHandle handle) noexcept override { inner_->destroy_physical(handle); }
   void map_range(Address at, torpor::PhysicalHandle handle, std::size_t size) override {
     inner_->map_range(at, handle, size);
     ++maps;
-    // Mapped again elsewhere it keeps what is in it.
-    if (fresh_.erase(handle) > 0) std::memset(reinterpret_cast<void*>(at), 0xA5, size);
   }
   void unmap_range(Address at, std::size_t size) override { inner_->unmap_range(at, size); }
   Address create_host(std::size_t size, bool pinned) override {
@@ -106,7 +98,6 @@ class ScarceDevice final : public torpor::Device {
 
  private:
   std::shared_ptr<Device> inner_;
-  std::set<torpor::PhysicalHandle> fresh_;  // never mapped yet
 };
 
 // Every read and write is counted as a call of the device, and fails when that would.

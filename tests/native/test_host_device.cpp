@@ -280,6 +280,6 @@ CASE("a physical memory that could not be unmapped takes its mapping along") {
   CHECK(free_bytes(device) == 64 * mib);
   CHECK(committed_bytes() == 0);
   CHECK(process::faults(reservation.base()));
-  const Mapping again(faulty, reservation.base(), Physical(faulty, 2 * mib));
+  const Mapping again(device, reservation.base(), Physical(device, 2 * mib));
   CHECK(byte_at(reservation.base()) == 0);
 }

@@ -244,6 +244,7 @@ class DeviceEvent final {
 [[nodiscard]] int cuda_device_count() noexcept;  // 0 where there is no driver
 
 // Wraps a device and makes chosen calls fail; which call is counted over all primitives and work functions.
+// New memory comes dirty, as a GPU's may.
 class FaultyDevice : public Device {
  public:
   // The k-th counted call from now (1 = the next) throws; 0 = none. Fires once unless `forever`.

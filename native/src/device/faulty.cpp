@@ -1,8 +1,9 @@
 // The faulty device: wraps another and makes chosen calls fail or dawdle. A failed call never reaches the
-// inner one.
+// inner one. New memory comes dirty.
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "torpor/device.hpp"
@@ -39,12 +40,16 @@ class Faulty final : public FaultyDevice {
   }
   PhysicalHandle create_physical(std::size_t size_bytes) override {
     count("create_physical", size_bytes);
-    return inner_->create_physical(size_bytes);
+    const PhysicalHandle handle = inner_->create_physical(size_bytes);
+    const std::lock_guard<std::mutex> guard(mutex_);
+    fresh_.insert(handle);
+    return handle;
   }
   void destroy_physical(PhysicalHandle handle) noexcept override { inner_->destroy_physical(handle); }
   void map_range(Address at, PhysicalHandle handle, std::size_t size_bytes) override {
     count("map_range", size_bytes);
     inner_->map_range(at, handle, size_bytes);
+    if (is_fresh(handle)) soil(at, size_bytes);
   }
   void unmap_range(Address at, std::size_t size_bytes) override {
     count("unmap_range", size_bytes);
@@ -117,6 +122,16 @@ class Faulty final : public FaultyDevice {
     --corrupt_in_;
     return corrupt_in_ == 0;
   }
+  [[nodiscard]] bool is_fresh(PhysicalHandle handle) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return fresh_.erase(handle) > 0;
+  }
+  // New memory of a GPU may hold anything, that of the host device is zero: who counts on it is found here.
+  // Mapped again elsewhere it keeps what is in it.
+  void soil(Address at, std::size_t size_bytes) {
+    inner_->fill(at, injected_byte, size_bytes, StreamId::in);
+    inner_->wait(StreamId::in, Clock::now() + corruption_patience, nullptr);
+  }
   void flip_byte(const Copy& copied, StreamId stream) {
     inner_->wait(stream, Clock::now() + corruption_patience, nullptr);
     const Address at = copied.destination + copied.size_bytes / 2;
@@ -153,6 +168,7 @@ class Faulty final : public FaultyDevice {
   bool forever_ = false;
   std::uint64_t corrupt_in_ = 0;
   std::map<std::string, double> delays_s_;
+  std::set<PhysicalHandle> fresh_;  // never mapped yet
   std::vector<std::string> log_;
 };
 
