@@ -206,7 +206,8 @@ class RankCore:
                 engine.start(self._leader.sink)
             else:
                 engine.start(_no_events)
-            machinery = Machinery(ledger, engine, Sources(spec.weights_roots, parts.open_handed))
+            sources = Sources(spec.weights_roots, parts.open_handed)
+            machinery = Machinery(ledger, engine, sources, spec.model.restore_modes)
             if spec.parked:
                 machinery.park(spec.parked, spec.model.verify)
         except BaseException:

@@ -48,8 +48,16 @@ class Planned:
 class Machinery:
     """error: why this rank serves no more, or "". undefined: tags whose bytes are there and mean nothing (C9)."""
 
-    def __init__(self, ledger: RankLedger, engine: Engine, sources: Sources | None = None) -> None:
+    def __init__(
+        self,
+        ledger: RankLedger,
+        engine: Engine,
+        sources: Sources | None = None,
+        modes: Mapping[str, RestoreMode] | None = None,
+    ) -> None:
+        """modes: by tag, where a sleep names none."""
         self.ledger = ledger
+        self._modes = dict(modes or {})
         self.engine = engine
         self.weights_version = 0  # updates since it was loaded
         self._sources = sources or Sources()
@@ -292,12 +300,17 @@ class Machinery:
         return {**numbers, "prefix_tokens_lost": lost}
 
     def _plan(self, operation: str, request: OperationRequest) -> Plan:
+        modes = dict(request.restore)
+        if request.kind is Kind.SLEEP:
+            # Only of tags that are there: what is not named is not refused.
+            wanted = self.ledger.tags if request.tags is None else request.tags
+            modes = {tag: self._modes[tag] for tag in wanted if tag in self._modes} | modes
         with self._reading:
             return self.ledger.preflight(
                 request.kind.value,
                 operation,
                 request.tags,
-                {tag: mode.value for tag, mode in request.restore.items()},
+                {tag: mode.value for tag, mode in modes.items()},
                 verify=bool(request.verify),
                 overflow=request.overflow,
             )
