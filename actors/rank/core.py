@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -104,6 +105,8 @@ class RankCore:
             self._machinery = await asyncio.to_thread(self._load)
         except BaseException as error:
             self._error = f"{type(error).__name__}: {error}"
+            # What was made before it failed is held by the frames of its traceback, and this rank lives on.
+            traceback.clear_frames(error.__traceback__)
             if self._leader is not None:
                 self._leader.fail(self._error)
             raise
