@@ -9,13 +9,14 @@ from functools import cache
 
 from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.budget import Budget, Need, Place
+from torpor.actors.coordinator.contents import contents_after, version_after
 from torpor.actors.coordinator.driver import GRACE_S, Driver
 from torpor.actors.coordinator.feed import Feed
 from torpor.actors.coordinator.holds import HeldBytes, holds_after
 from torpor.actors.coordinator.holds import refusal as held
 from torpor.actors.coordinator.journal import Journal, JournalError
 from torpor.actors.coordinator.machine import Machine
-from torpor.actors.coordinator.records import Published, effective_tags, fill, parked_modes, phase_bytes
+from torpor.actors.coordinator.records import Published, fill, parked_modes, phase_bytes
 from torpor.actors.coordinator.room import Room, may_make_room
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
 from torpor.actors.coordinator.steps import PHASE_OF, RELOAD, Step
@@ -29,7 +30,6 @@ from torpor.actors.messages import (
     RankStatus,
     Refusal,
     RejectCode,
-    RestoreMode,
 )
 
 MAX_ATTEMPTS = 3  # of one operation for which room is made
@@ -212,27 +212,18 @@ class Execution:
             return None
         if not machine.noop:
             await self.look(runtime)
-        parked, undefined = self._contents(runtime, run)
+        parked, undefined = contents_after(runtime, run)
         holds = holds_after(published.holds, run.request, operation, bool(parked), self._now())
         tags = tuple(sorted({tag for status in runtime.statuses.values() for tag in status.tags}))
         return published.changed(
             tags=tags,
             parked_tags=parked,
             undefined_tags=undefined,
-            weights_version=self._weights_version(runtime, run),
+            weights_version=version_after(runtime, run),
             modes=parked_modes(runtime.statuses.values()),
             holds=holds,
             failed="",
         )
-
-    def _weights_version(self, runtime: ModelRuntime, run: Run) -> int:
-        """After a success: as ranks tell, where they have told since."""
-        known = runtime.published.weights_version
-        if run.request.kind is not Kind.UPDATE:
-            return known
-        told = [s.weights_version for s in runtime.statuses.values() if s.operation == run.operation.id]
-        run.operation.weights_version = max(told, default=known + 1)
-        return run.operation.weights_version
 
     async def look(self, runtime: ModelRuntime) -> None:
         """Ask every rank how it is; who does not answer in time keeps the status that it had."""
@@ -245,26 +236,6 @@ class Execution:
                 log.warning("rank %d of %s told no status: %s", rank, runtime.config.name, error)
 
         await asyncio.gather(*(ask(rank) for rank in range(len(runtime.ports))))
-
-    def _contents(self, runtime: ModelRuntime, run: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """(parked, undefined) tags after a success: as ranks told since, else as must have become."""
-        wanted = set(effective_tags(run.request, runtime.published.tags))
-        parked: set[str] = set()
-        undefined: set[str] = set()
-        for status in runtime.statuses.values():
-            if status.operation == run.operation.id or (run.machine and run.machine.noop):
-                parked |= set(status.parked_tags)
-                undefined |= set(status.undefined_tags)
-            elif run.request.kind is Kind.SLEEP:
-                parked |= set(status.parked_tags) | wanted
-                undefined |= set(status.undefined_tags) - wanted
-            elif run.request.kind is Kind.UPDATE:
-                parked |= set(status.parked_tags)
-                undefined |= set(status.undefined_tags) - wanted
-            else:
-                parked |= set(status.parked_tags) - wanted
-                undefined |= set(status.undefined_tags) | (_without_contents(status) & wanted)
-        return tuple(sorted(parked)), tuple(sorted(undefined))
 
     def end_record(self, run: Run) -> None:
         """The operation is over now, and its last phase with it."""
@@ -392,9 +363,3 @@ def _shared(machine: Machine) -> set[Place]:
     """Host memory and disk of the nodes that the ranks are on."""
     nodes = {slot.status.node for slot in machine.slots if slot.status is not None}
     return {Place(node, disk=disk) for node in nodes for disk in (False, True)}
-
-
-def _without_contents(status: RankStatus) -> set[str]:
-    """Tags that sleep with a mode that keeps nothing, of those whose contents a model needs."""
-    lost = (RestoreMode.NONE.value, RestoreMode.MEMSET.value)
-    return {str(row["tag"]) for row in status.memory if row.get("mode") in lost and row["tag"] == "weights"}
