@@ -10,13 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-# They are messages too, kept in a file of their own.
+# They are messages too, kept in files of their own.
 from torpor.actors.generation import Admission as Admission
 from torpor.actors.generation import AdmissionReply as AdmissionReply
 from torpor.actors.generation import FinishReason as FinishReason
 from torpor.actors.generation import GenerateRequest as GenerateRequest
 from torpor.actors.generation import Sampling as Sampling
 from torpor.actors.generation import TokenEvent as TokenEvent
+from torpor.actors.wishes import DrainMode as DrainMode
+from torpor.actors.wishes import DrainSpec as DrainSpec
+from torpor.actors.wishes import MakeRoom as MakeRoom
+from torpor.actors.wishes import OnConflict as OnConflict
+from torpor.actors.wishes import OnExpiry as OnExpiry
+from torpor.actors.wishes import RestoreMode as RestoreMode
 
 
 class Kind(StrEnum):
@@ -52,30 +58,6 @@ class GateReason(StrEnum):
     RECOVERING = "recovering"
 
 
-class RestoreMode(StrEnum):
-    NONE = "none"
-    MEMSET = "memset"
-    CPU = "cpu"
-    PINNED = "pinned"
-    DISK = "disk"
-
-    @property
-    def preserves(self) -> bool:
-        return self not in (RestoreMode.NONE, RestoreMode.MEMSET)
-
-
-class DrainMode(StrEnum):
-    FINISH = "finish"
-    ABORT = "abort"
-    FREEZE = "freeze"  # running requests stop between two tokens and go on after the wake
-    IF_IDLE = "if_idle"  # refuse unless nothing runs or waits
-
-
-class OnConflict(StrEnum):
-    REJECT = "reject"
-    WAIT = "wait"
-
-
 class Origin(StrEnum):
     """Who wants an operation."""
 
@@ -90,20 +72,6 @@ class Origin(StrEnum):
     def automatic(self) -> bool:
         """Nobody asked for it, so that it is in nobody's way."""
         return self is not Origin.CALLER
-
-
-class OnExpiry(StrEnum):
-    """What becomes of a hold when its lease is not renewed in time."""
-
-    KEEP = "keep"  # it stays, without a lease
-    WAKE = "wake"
-
-
-class MakeRoom(StrEnum):
-    """What a wake that finds no device memory may do."""
-
-    NONE = "none"
-    IDLE = "idle"  # put idle neighbours to sleep, least recently used first
 
 
 class Phase(StrEnum):
@@ -157,13 +125,6 @@ class RejectCode(StrEnum):
     STALE_WEIGHTS = "stale_weights"  # recover would bring back older weights than those published
     REFUSED = "refused"
     CANCELLED = "cancelled"
-
-
-@dataclass(frozen=True, slots=True)
-class DrainSpec:
-    mode: DrainMode = DrainMode.FINISH
-    timeout_s: float | None = None  # None: the configured deadline
-    freeze_timeout_s: float | None = None  # frozen requests end with `abort` after so long; None: never
 
 
 @dataclass(frozen=True, slots=True)
