@@ -1,4 +1,4 @@
-"""What the benchmarks of sleep and wake on a GPU have in common: one timed operation, the link's limit, a name."""
+"""What the benchmarks of sleep and wake have in common: one timed operation, the link's limit, a name."""
 
 from __future__ import annotations
 
@@ -32,22 +32,35 @@ def operation(ledger: Ledger, kind: str, restore: Mapping[str, str]) -> Timed:
     return Timed(stage_s, time.perf_counter() - start, report["moved_bytes"])
 
 
+class Link:
+    """One copy to and one from page-locked memory that is there already: what nothing can be faster than."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.there = torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
+        self.here = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+        self.copy()  # the first of each is slower
+
+    def copy(self) -> tuple[float, float]:
+        """Seconds from the GPU, and to it."""
+        return self._one(self.here, self.there), self._one(self.there, self.here)
+
+    def _one(self, to: torch.Tensor, source: torch.Tensor) -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        to.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+
 def link_seconds(size_bytes: int, repeats: int) -> tuple[list[float], list[float]]:
-    """One copy to and one from page-locked memory that is there already: seconds each way, after a first of each."""
-    there = torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
-    here = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-    seconds: tuple[list[float], list[float]] = ([], [])
-    for repeat in range(repeats + 1):
-        for found, to, source in ((seconds[0], here, there), (seconds[1], there, here)):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            to.copy_(source, non_blocking=True)
-            torch.cuda.synchronize()
-            if repeat:
-                found.append(time.perf_counter() - start)
-    return seconds
+    """So many copies each way over the link."""
+    link = Link(size_bytes)
+    out, back = zip(*(link.copy() for _ in range(repeats)), strict=True)
+    return list(out), list(back)
 
 
 def gpu_name() -> str:
     """Of the kept result's file."""
+    if not torch.cuda.is_available():
+        return "host"
     return "h200" if torch.cuda.get_device_name().endswith("H200") else "gpu"

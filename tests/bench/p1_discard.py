@@ -1,154 +1,107 @@
-"""P1: discard a large region, sleep and wake, beside the driver's own calls in the same run.
+"""P1: discard a large region, sleep and wake, beside the driver's own calls and a rival in the same minutes.
 
     python tests/bench/p1_discard.py --json FOLDER [--gib 64]
 
 "limit" maps and unmaps the same bytes by bare driver calls with 1 GiB chunks; "torpor" goes through the ledger's
-whole transaction. Each with a pause of 1 s asleep and back to back (the driver scrubs freed memory in the background,
-and a create right after a release waits for it).
+whole transaction, over one region and over a model's 291 tensors; torch_memory_saver with its default hook and its
+other one. Each lives in a process of its own and sleeps while the others have their turns (turns.py); the order of each
+round is drawn by a seed. A turn with a pause is 1 s asleep, wake, 0.3 s awake, sleep. A turn back to back is a burst of
+pairs: the driver scrubs freed memory in the background, and a create right after a release waits for it, but for the
+first of a burst, which finds other memory clean: it is a case of its own.
+
+`--host MIB` rehearses the same on host devices, without limit and rivals.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import rivals
 import torch
-from cuda.bindings import driver
-from cycles import gpu_name, operation
+from cycles import gpu_name
+from load import GIB, MODEL_TENSORS, Load
 from record import Result
+from rivals import find_saver
+from turns import Entry, Player, Turns
 
-from torpor.native import Device, Ledger
-from torpor.native.adopt import adopt
+from torpor.native import Device
 
-GIB = 1 << 30
-REPEATS = 7
-MODEL_TENSORS = 291
-DROPPED = {"weights": "none"}
-
-
-def call(result: tuple[Any, ...]) -> Any:
-    assert result[0] == driver.CUresult.CUDA_SUCCESS, result[0]
-    return result[1] if len(result) == 2 else None
+ASLEEP_S, AWAKE_S = 1.0, 0.3
+ROUNDS = 7
+BURSTS = 3
+BURST_PAIRS = 6
 
 
-class BareDriver:
-    """What any program must at least do: 1 GiB chunks, one set-access call over all of them."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-        self.property = driver.CUmemAllocationProp()
-        self.property.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        self.property.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        self.access = driver.CUmemAccessDesc()
-        self.access.location = self.property.location
-        self.access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        self.base = int(call(driver.cuMemAddressReserve(size_bytes, 0, 0, 0)))
-        self.handles: list[Any] = []
-
-    def wake(self) -> None:
-        for offset in range(0, self.size_bytes, GIB):
-            handle = call(driver.cuMemCreate(GIB, self.property, 0))
-            call(driver.cuMemMap(self.base + offset, GIB, 0, handle, 0))
-            self.handles.append(handle)
-        call(driver.cuMemSetAccess(self.base, self.size_bytes, [self.access], 1))
-
-    def sleep(self) -> None:
-        call(driver.cuMemUnmap(self.base, self.size_bytes))
-        while self.handles:
-            call(driver.cuMemRelease(self.handles.pop()))
-
-    def close(self) -> None:
-        call(driver.cuMemAddressFree(self.base, self.size_bytes))
+def entries(size_bytes: int, host: str, result: Result) -> list[Entry]:
+    one, model = Load(size_bytes, host_device=host), Load(size_bytes, MODEL_TENSORS, host_device=host)
+    many = f"{MODEL_TENSORS} tensors"
+    ours = [Entry("torpor", "torpor", one), Entry("torpor", "torpor", model, many)]
+    if host:
+        return ours
+    ours.insert(0, Entry("limit", "limit", one))
+    try:
+        saver, preload = find_saver()
+    except LookupError as reason:
+        result.notes += f"; {reason}"
+        return ours
+    return [
+        *ours,
+        Entry(saver, "saver", one, preload=preload),
+        Entry(saver, "saver", model, many, preload),
+        Entry(f"{saver}, torch hook", "saver_torch", one),
+        Entry(f"{saver}, torch hook", "saver_torch", model, many),
+    ]
 
 
-def timed(result: Result, subject: str, case: str, metric: str, work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    seconds = time.perf_counter() - start
-    result.add(subject, case, metric, "s", seconds)
-    return seconds
+def paused(turns: Turns, player: Player) -> None:
+    time.sleep(ASLEEP_S)
+    wake_s = player.seconds("wake")
+    time.sleep(AWAKE_S)
+    sleep_s = player.seconds("sleep")
+    turns.all_free(player)
+    turns.add_pair(player.entry, f"pause {ASLEEP_S:g} s", sleep_s, wake_s)
 
 
-def measure(
-    result: Result,
-    subject: str,
-    sleep: Callable[[], object],
-    wake: Callable[[], object],
-    pause_s: float,
-    detail: str = "",
-) -> None:
-    case = (f"pause {pause_s:g} s" if pause_s else "back to back") + (f", {detail}" if detail else "")
-    for _ in range(REPEATS):
-        time.sleep(pause_s)
-        pair = timed(result, subject, case, "sleep_s", sleep)
-        time.sleep(pause_s)
-        pair += timed(result, subject, case, "wake_s", wake)
-        result.add(subject, case, "pair_s", "s", pair)
+def burst(turns: Turns, player: Player) -> None:
+    time.sleep(ASLEEP_S)
+    player.ask("wake")
+    time.sleep(AWAKE_S)
+    pairs = player.ask("pairs", count=BURST_PAIRS)["pairs"]
+    player.ask("sleep")
+    turns.all_free(player)
+    for number, (sleep_s, wake_s) in enumerate(pairs):
+        case = "back to back" if number else "back to back, first of a burst"
+        turns.add_pair(player.entry, case, sleep_s, wake_s)
 
 
-def adopted_model(result: Result, size_bytes: int, pause_s: float) -> None:
-    """As many tensors as a dense model of 8 B parameters has, moved into the ledger's regions."""
-    ledger = Ledger(Device.cuda(0))
-    module = torch.nn.Module()
-    for number in range(MODEL_TENSORS):
-        tensor = torch.empty(size_bytes // MODEL_TENSORS // 2, dtype=torch.bfloat16, device="cuda")
-        module.register_parameter(f"p{number}", torch.nn.Parameter(tensor, requires_grad=False))
-    del tensor
-    adopt(ledger, module)
-    torch.cuda.empty_cache()
-    case = f"{MODEL_TENSORS} tensors"
-    measure(
-        result,
-        "torpor",
-        lambda: operation(ledger, "sleep", DROPPED),
-        lambda: operation(ledger, "wake", DROPPED),
-        pause_s,
-        case,
-    )
+def play(turns: Turns) -> None:
+    turns.load()
+    for kind, rounds in ((paused, ROUNDS), (burst, BURSTS)):
+        for number in range(rounds):
+            for player in turns.shuffled(number):
+                with turns.turn(player):
+                    kind(turns, player)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True, help="folder for the result")
     parser.add_argument("--gib", type=int, default=64)
+    parser.add_argument("--host", type=int, default=0, metavar="MIB", help="on host devices, so many MiB")
     options = parser.parse_args()
-    torch.zeros(1, device="cuda")
-    result = Result("P1", notes=f"{options.gib} GiB, mode none; 1 GiB chunks for the limit")
-    for pause_s in (1.0, 0.0):
-        bare = BareDriver(options.gib * GIB)
-        bare.wake()
-        measure(result, "limit", bare.sleep, bare.wake, pause_s)
-        bare.sleep()
-        bare.close()
-        time.sleep(1.0)
-        ledger = Ledger(Device.cuda(0))
-        region = ledger.create_region("weights", options.gib * GIB)
-        measure(
-            result,
-            "torpor",
-            lambda ledger=ledger: operation(ledger, "sleep", DROPPED),  # type: ignore[misc]
-            lambda ledger=ledger: operation(ledger, "wake", DROPPED),  # type: ignore[misc]
-            pause_s,
-        )
-        del region, ledger
-        time.sleep(1.0)
-    for pause_s in (1.0, 0.0):
-        for tensors in (1, MODEL_TENSORS):
-            case = f"{'pause 1 s' if pause_s else 'back to back'}, {tensors} tensors"
-            rivals.measure(
-                result, "memory_saver", rivals.Load(options.gib * GIB, tensors, "none", pause_s), case
-            )
-        adopted_model(result, options.gib * GIB, pause_s)
-    print(result.table())
-    print(
-        "kept in",
-        result.save(options.json, gpu_name()),
-    )
+    size_bytes = options.host << 20 if options.host else options.gib * GIB
+    host = f"bench-{os.getpid()}" if options.host else ""
+    device = Device.host(host, 4 * size_bytes) if host else Device.cuda(0)
+    if not host:
+        torch.zeros(1, device="cuda")
+    result = Result("P1", notes=f"{size_bytes / GIB:g} GiB, mode none; 1 GiB chunks for the limit")
+    turns = Turns(result, lambda: device.memory_info()[0])
+    with turns.playing(entries(size_bytes, host, result)):
+        play(turns)
+    return turns.conclude(options.json, "host" if host else gpu_name())
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

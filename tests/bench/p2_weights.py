@@ -1,100 +1,136 @@
-"""P2 and P3: preserve weights in page-locked host memory, beside the link's own speed in the same run.
+"""P2 and P3: preserve weights in page-locked host memory, beside the link's own speed and rivals in the same minutes.
 
-    python tests/bench/p2_weights.py --json FOLDER [--gib 16]
+    python tests/bench/p2_weights.py --json FOLDER [--gib 16] [--seconds 280]
 
 "limit" is one copy of the same bytes from and to page-locked memory that is already there. Torpor's rows are the whole
-transaction, preflight to publish: the first sleep of a process (which must make the host memory), later ones with
-changed contents (the host memory is there), later ones unchanged (M9: only unmapped), and the first with a backup
-that was made in advance.
+transaction, preflight to publish: the first cycle of a process (whose sleep must make the host memory), one unchanged
+since (M9: only unmapped), one with changed contents (the host memory is there), and the first with a backup that was
+made in advance. A round is a fresh process for each subject, one after the other in an order drawn by a seed, each
+given its turn until it has ended and its memory is back. Contents are looked at after each first wake. Rounds begin until
+there are five, or until another one would end past `--seconds`; what is slow of the rivals is played in the
+first one only.
+
+`--host MIB` rehearses the same on host devices, without limit and rivals.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 
-import rivals
 import torch
-from cycles import gpu_name, link_seconds, operation
+from cycles import Link, gpu_name
+from load import GIB, Load
 from record import Result
+from rivals import find_saver
+from turns import Entry, Failed, Player, Turns
 
-from torpor.native import Device, Ledger, Region
+from torpor.native import Device
 
-GIB = 1 << 30
-REPEATS = 5
-KEPT = {"weights": "pinned"}
-
-
-def pair(result: Result, ledger: Ledger, region: Region, case: str, expected: int) -> None:
-    free_bytes = torch.cuda.mem_get_info()[0]
-    result.add("torpor", case, "sleep_s", "s", operation(ledger, "sleep", KEPT).whole_s)
-    assert torch.cuda.mem_get_info()[0] >= free_bytes + region.size_bytes - (64 << 20)
-    time.sleep(0.5)
-    result.add("torpor", case, "wake_s", "s", operation(ledger, "wake", KEPT).whole_s)
-    found = int(torch.from_dlpack(region).view(torch.int64).sum())
-    assert found == expected, "the contents that came back are not those that went"
-    time.sleep(0.5)
+ROUNDS = 5
+SLOW_ROUNDS = 1
+QUICK = ("saver_retain",)  # whose later cycles are played in every round
+PAUSE_S = 0.5
+UNCHANGED = "unchanged since"
 
 
-def fill(region: Region, seed: int) -> int:
-    lanes = torch.from_dlpack(region).view(torch.int64)
-    lanes.random_(0, 1 << 40, generator=torch.Generator("cuda").manual_seed(seed))
-    return int(lanes.sum())
+def entries(load: Load, slow: bool, result: Result) -> list[Entry]:
+    ours = [Entry("torpor", "torpor", load)]
+    if load.host_device:
+        return ours
+    if slow:
+        ours += [Entry("tensor.cpu()", "cpu_copy", load), Entry("cuCheckpointProcess", "checkpoint", load)]
+    try:
+        saver, preload = find_saver()
+    except LookupError as reason:
+        result.notes += f"; {reason}" if slow else ""
+        return ours
+    return [
+        *ours,
+        Entry(saver, "saver", load, preload=preload),
+        Entry(f"{saver}, backup retained", "saver_retain", load, preload=preload),
+    ]
 
 
-def limit(result: Result, size_bytes: int) -> None:
-    for metric, samples in zip(("sleep_s", "wake_s"), link_seconds(size_bytes, REPEATS), strict=True):
-        for seconds in samples:
-            result.add("limit", "one copy, host memory there", metric, "s", seconds)
+def cycle(turns: Turns, player: Player, case: str) -> None:
+    before = turns.free_bytes()
+    sleep_s = player.seconds("sleep")
+    given = turns.free_bytes() - before
+    if given < player.entry.load.size_bytes - (64 << 20):
+        raise Failed(f"{player.entry}: {case}: only {given} bytes were free after its sleep")
+    time.sleep(PAUSE_S)
+    wake_s = player.seconds("wake")
+    if not player.ask("right")["right"]:
+        raise Failed(f"{player.entry}: {case}: the contents that came back are not those that went")
+    turns.add_pair(player.entry, case, sleep_s, wake_s)
+    time.sleep(PAUSE_S)
 
 
-def fresh(size_bytes: int) -> tuple[Ledger, Region, int]:
-    ledger = Ledger(Device.cuda(0), host_pool_bytes=2 * size_bytes)
-    region = ledger.create_region("weights", size_bytes, name="all", immutable=True)
-    return ledger, region, fill(region, 1)
+def ours(turns: Turns, player: Player) -> None:
+    cycle(turns, player, "first cycle")
+    cycle(turns, player, UNCHANGED)
+    player.ask("change")
+    cycle(turns, player, "changed, host memory there")
+    case = "first, backup made before"
+    turns.add(player.entry, case, "backup_s", player.seconds("renew"))
+    cycle(turns, player, case)
 
 
-def cycles(result: Result, size_bytes: int) -> None:
-    for _ in range(REPEATS):
-        ledger, region, expected = fresh(size_bytes)
-        pair(result, ledger, region, "first cycle", expected)
-        pair(result, ledger, region, "unchanged since", expected)
-        ledger.trim_host()
-        del ledger, region
-    ledger, region, expected = fresh(size_bytes)
-    for seed in range(REPEATS):
-        pair(result, ledger, region, "changed, host memory there" if seed else "warm-up", expected)
-        region.contents_changed()
-        expected = fill(region, seed + 2)
-    pair(result, ledger, region, "changed, host memory there", expected)
-    del ledger, region
-    for _ in range(REPEATS):
-        ledger, region, expected = fresh(size_bytes)
-        start = time.perf_counter()
-        assert ledger.prefill_backups(120.0) == size_bytes
-        result.add("torpor", "first, backup made before", "backup_s", "s", time.perf_counter() - start)
-        pair(result, ledger, region, "first, backup made before", expected)
-        del ledger, region
+def theirs(turns: Turns, player: Player, later: bool) -> None:
+    cycle(turns, player, "first cycle")
+    if later:
+        player.ask("change")
+        cycle(turns, player, "changed, later")
 
 
-def main() -> None:
+def play_round(turns: Turns, number: int, load: Load, link: Link | None) -> None:
+    first = number < SLOW_ROUNDS
+    if link is not None:
+        for metric, seconds in zip(("sleep_s", "wake_s"), link.copy(), strict=True):
+            turns.result.add("limit", "one copy, host memory there", metric, "s", seconds)
+    with turns.playing(entries(load, first, turns.result)):
+        for player in turns.shuffled(number):
+            with turns.turn(player):
+                player.ask("load")
+                time.sleep(PAUSE_S)
+                if player.entry.program == "torpor":
+                    ours(turns, player)
+                else:
+                    theirs(turns, player, later=first or player.entry.program in QUICK)
+                player.ask("end")
+            player.end()
+            with turns.turn(player):
+                turns.all_free(player)
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True, help="folder for the result")
     parser.add_argument("--gib", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=280.0, help="no round begins that would end later")
+    parser.add_argument("--host", type=int, default=0, metavar="MIB", help="on host devices, so many MiB")
     options = parser.parse_args()
-    torch.zeros(1, device="cuda")
-    result = Result(
-        "P2", notes=f"{options.gib} GiB of weights, mode pinned; P3 is 'unchanged since' and 'backup'"
-    )
-    limit(result, options.gib * GIB)
-    torch.cuda.empty_cache()
-    cycles(result, options.gib * GIB)
-    for subject in ("memory_saver", "memory_saver_retain", "cpu_copy", "checkpoint"):
-        rivals.measure(result, subject, rivals.Load(options.gib * GIB), "1 tensor")
-    print(result.table())
-    print("kept in", result.save(options.json, gpu_name()))
+    size_bytes = options.host << 20 if options.host else options.gib * GIB
+    host = f"bench-{os.getpid()}" if options.host else ""
+    device = Device.host(host, 4 * size_bytes) if host else Device.cuda(0)
+    if not host:
+        torch.zeros(1, device="cuda")
+    link = None if host else Link(size_bytes)
+    notes = f"{size_bytes / GIB:g} GiB of weights, mode pinned; P3 is '{UNCHANGED}' and 'backup made before'"
+    turns = Turns(Result("P2", notes=notes), lambda: device.memory_info()[0])
+    load = Load(size_bytes, keep="pinned", host_device=host)
+    began, longest_s = time.monotonic(), 0.0
+    for number in range(ROUNDS):
+        start = time.monotonic()
+        if start - began + longest_s > options.seconds:
+            turns.result.notes += f"; {number} rounds of {ROUNDS}: the time was over"
+            break
+        play_round(turns, number, load, link)
+        longest_s = time.monotonic() - start if number >= SLOW_ROUNDS else 0.0
+    return turns.conclude(options.json, "host" if host else gpu_name())
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

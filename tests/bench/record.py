@@ -7,7 +7,9 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,10 +75,30 @@ class Result:
         return path
 
     def table(self) -> str:
-        lines = [f"{'subject':<12}{'case':<28}{'metric':<12}{'median':>12}{'min':>12}{'max':>12}"]
-        lines += [
-            f"{row['subject']:<12}{row['case']:<28}{row['metric']:<12}"
-            f"{row['median']:>12.4f}{row['min']:>12.4f}{row['max']:>12.4f}"
-            for row in self.rows()
-        ]
-        return "\n".join(lines)
+        return table(self.rows())
+
+
+def table(rows: Iterable[dict[str, Any]]) -> str:
+    """For people: one line a subject and case, of each metric median (least to most)."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        figures = f"{row['metric']} {row['median']:.4f} ({row['min']:.4f} to {row['max']:.4f})"
+        samples = len(row["samples"])
+        lines.setdefault((row["subject"], row["case"]), [f"n={samples:<2}"]).append(figures)
+    widths = [max((len(key[part]) for key in lines), default=0) for part in (0, 1)]
+    return "\n".join(
+        f"{subject:<{widths[0]}}  {case:<{widths[1]}}  {'  '.join(figures)}"
+        for (subject, case), figures in lines.items()
+    )
+
+
+def main() -> None:
+    """Prints kept results: python tests/bench/record.py FILE…"""
+    for name in sys.argv[1:]:
+        record = json.loads(Path(name).read_text())
+        print(f"{record['id']}: {record.get('notes', '')}")
+        print(table(record["rows"]) if "machine" in record else "\n".join(map(json.dumps, record["rows"])))
+
+
+if __name__ == "__main__":
+    main()

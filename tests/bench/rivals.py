@@ -1,209 +1,165 @@
-"""What users of sleep and wake have today, measured in processes of their own, so that no allocator meets another.
-
-    python tests/bench/rivals.py SUBJECT --gib 16 --tensors 1 --keep pinned --pause 1
-
-prints one JSON object a cycle: {"case", "sleep_s", "wake_s"}. Subjects: `memory_saver` (torch_memory_saver by
-LD_PRELOAD, its default), `memory_saver_retain` (its best setting for contents that do not change), `cpu_copy`
-(`tensor.cpu()` and back), `checkpoint` (the driver's own process checkpoint; the child holds the memory).
+"""What users of sleep and wake have today. Each lives in a process of its own (subjects.py), so that no allocator meets
+another: `sleep` and `wake` are what is timed, `change` writes other contents, `right` looks at them.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import importlib.util
-import json
-import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from record import Result
+from load import Load
 
-GIB = 1 << 30
-CYCLES = 3  # some of them take ten seconds each
-
-
-@dataclass(frozen=True)
-class Load:
-    """What sleeps: bytes in so many tensors; `keep` is none or pinned; seconds asleep and between cycles."""
-
-    size_bytes: int
-    tensors: int = 1
-    keep: str = "pinned"
-    pause_s: float = 1.0
-
-    def words(self) -> list[str]:
-        return [
-            f"--bytes={self.size_bytes}",
-            f"--tensors={self.tensors}",
-            f"--keep={self.keep}",
-            f"--pause={self.pause_s}",
-        ]
+SAVER = "torch_memory_saver"
 
 
-def name_of(subject: str) -> str:
-    if subject.startswith("memory_saver"):
-        setting = ", backup retained" if subject.endswith("retain") else ""
-        return f"torch_memory_saver {importlib.metadata.version('torch_memory_saver')}{setting}"
-    return {"cpu_copy": "tensor.cpu()", "checkpoint": "cuCheckpointProcess"}[subject]
-
-
-def there(subject: str) -> bool:
-    return (
-        not subject.startswith("memory_saver") or importlib.util.find_spec("torch_memory_saver") is not None
-    )
-
-
-def cycles_of(subject: str, load: Load) -> Iterator[dict[str, float]]:
-    """Runs the subject in a process of its own. RuntimeError with its last words when it fails."""
-    environment = dict(os.environ)
-    if subject.startswith("memory_saver"):
-        spec = importlib.util.find_spec("torch_memory_saver")
-        assert spec is not None and spec.origin is not None
-        folder = Path(spec.origin).parent.parent
-        environment["LD_PRELOAD"] = str(folder / "torch_memory_saver_hook_mode_preload_cu13.abi3.so")
-    run = subprocess.run(
-        [sys.executable, __file__, subject, *load.words()],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    if run.returncode != 0:
-        raise RuntimeError(f"{subject}: {run.stderr[-600:]}")
-    for line in run.stdout.splitlines():
-        if line.startswith("{"):
-            yield json.loads(line)
-
-
-def measure(result: Result, subject: str, load: Load, case: str) -> None:
-    """Rows of the subject: its first cycle, which makes what it keeps, and the later ones. A rival that is not installed
-    or fails says so in the notes, and has no rows."""
-    if not there(subject):
-        result.notes += f"; {subject}: not installed here"
-        return
+def find_saver() -> tuple[str, str]:
+    """Its name with its version, and what its default hook wants in LD_PRELOAD. LookupError: why it cannot play."""
+    if importlib.util.find_spec(SAVER) is None:
+        raise LookupError(f"{SAVER}: not installed here")
     try:
-        for number, one in enumerate(cycles_of(subject, load)):
-            row = f"{case}, {'later' if number else 'first cycle'}"
-            for metric, seconds in (*one.items(), ("pair_s", one["sleep_s"] + one["wake_s"])):
-                result.add(name_of(subject), row, metric, "s", seconds)
-    except (RuntimeError, subprocess.TimeoutExpired) as error:
-        result.notes += f"; {subject}, {case}: {error}"
+        from torch_memory_saver.utils import get_binary_path_from_package
 
-
-def timed(work: Callable[[], Any]) -> float:
-    import torch
-
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def report(load: Load, sleep: Callable[[], Any], wake: Callable[[], Any]) -> None:
-    for _ in range(CYCLES):
-        time.sleep(load.pause_s)
-        slept = timed(sleep)
-        time.sleep(load.pause_s)
-        print(json.dumps({"sleep_s": slept, "wake_s": timed(wake)}), flush=True)
+        library = get_binary_path_from_package(f"{SAVER}_hook_mode_preload")
+    except (ImportError, RuntimeError) as error:
+        raise LookupError(f"{SAVER}: {error}") from error
+    return f"{SAVER} {importlib.metadata.version(SAVER)}", str(library)
 
 
 def tensors_of(load: Load) -> list[Any]:
     import torch
 
-    each = load.size_bytes // load.tensors
-    return [torch.ones(each, dtype=torch.uint8, device="cuda") for _ in range(load.tensors)]
+    return [torch.ones(size, dtype=torch.uint8, device="cuda") for size in load.sizes()]
 
 
-def memory_saver(load: Load, retain: bool) -> None:
-    from torch_memory_saver import torch_memory_saver as saver
+class Tensors:
+    """A subject's own tensors, all bytes alike: 1 at first."""
 
-    with saver.region(tag="all", enable_cpu_backup=load.keep != "none"):
-        kept = tensors_of(load)
-    if retain:
-        saver.retain_cpu_backup = True
-    report(load, lambda: saver.pause("all"), lambda: saver.resume("all"))
-    if load.keep != "none":
-        assert all(int(one[-1]) == 1 for one in kept)
+    def __init__(self) -> None:
+        self.tensors: list[Any] = []
+        self.byte = 1
+
+    def change(self) -> None:
+        self.byte += 1
+        for tensor in self.tensors:
+            tensor.fill_(self.byte)
+
+    def right(self) -> bool:
+        """Every byte, but 1 GiB at a time: comparing makes as many bytes anew, which are given back."""
+        import torch
+
+        right = all(
+            bool((piece == self.byte).all()) for tensor in self.tensors for piece in tensor.split(1 << 30)
+        )
+        torch.cuda.empty_cache()
+        return right
+
+    def close(self) -> None:
+        self.tensors.clear()
 
 
-def cpu_copy(load: Load) -> None:
-    import torch
+class MemorySaver(Tensors):
+    """torch_memory_saver. hook: preload, its default, or torch. retain: keep the backup, for contents that do not
+    change: its best setting there.
+    """
 
-    tensors = tensors_of(load)
-    away: list[Any] = []
+    def __init__(self, load: Load, hook: str, retain: bool) -> None:
+        super().__init__()
+        from torch_memory_saver import torch_memory_saver as saver
 
-    def sleep() -> None:
-        away.extend(one.cpu() for one in tensors)
-        tensors.clear()
+        self.saver = saver
+        if hook != "preload":
+            saver.hook_mode = hook
+        with saver.region(tag="all", enable_cpu_backup=load.keep != "none"):
+            self.tensors = tensors_of(load)
+        if retain:
+            saver.retain_cpu_backup = True
+
+    def sleep(self) -> None:
+        self.saver.pause("all")
+
+    def wake(self) -> None:
+        self.saver.resume("all")
+
+
+class CpuCopy(Tensors):
+    """`tensor.cpu()`, and back."""
+
+    def __init__(self, load: Load) -> None:
+        super().__init__()
+        self.tensors = tensors_of(load)
+        self.away: list[Any] = []
+
+    def sleep(self) -> None:
+        import torch
+
+        self.away.extend(one.cpu() for one in self.tensors)
+        self.tensors.clear()
         torch.cuda.empty_cache()
 
-    def wake() -> None:
-        tensors.extend(one.cuda() for one in away)
-        away.clear()
-
-    report(load, sleep, wake)
+    def wake(self) -> None:
+        self.tensors.extend(one.cuda() for one in self.away)
+        self.away.clear()
 
 
-def checkpoint(load: Load) -> None:
-    from cuda.bindings import driver
+class Checkpoint:
+    """The driver's own process checkpoint; a child holds the memory, since a process cannot do it to itself."""
 
-    def call(result: tuple[Any, ...]) -> None:
-        if result[0] != driver.CUresult.CUDA_SUCCESS:
+    def __init__(self, load: Load) -> None:
+        from cuda.bindings import driver
+
+        self.driver = driver
+        self._call(driver.cuInit(0))
+        self.child = subprocess.Popen(
+            [sys.executable, __file__, load.text()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._answer() == "there"
+
+    def sleep(self) -> None:
+        driver, pid = self.driver, self.child.pid
+        self._call(driver.cuCheckpointProcessLock(pid, driver.CUcheckpointLockArgs()))
+        self._call(driver.cuCheckpointProcessCheckpoint(pid, driver.CUcheckpointCheckpointArgs()))
+
+    def wake(self) -> None:
+        driver, pid = self.driver, self.child.pid
+        self._call(driver.cuCheckpointProcessRestore(pid, driver.CUcheckpointRestoreArgs()))
+        self._call(driver.cuCheckpointProcessUnlock(pid, driver.CUcheckpointUnlockArgs()))
+
+    def change(self) -> None:
+        self._ask("change")
+
+    def right(self) -> bool:
+        return self._ask("right") == "True"
+
+    def close(self) -> None:
+        self.child.kill()
+        self.child.wait()
+
+    def _ask(self, what: str) -> str:
+        assert self.child.stdin is not None
+        self.child.stdin.write(what + "\n")
+        self.child.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> str:
+        assert self.child.stdout is not None
+        return self.child.stdout.readline().strip()
+
+    def _call(self, result: tuple[Any, ...]) -> None:
+        if result[0] != self.driver.CUresult.CUDA_SUCCESS:
             raise RuntimeError(f"process checkpoint: {result[0]!r}")
-
-    call(driver.cuInit(0))
-    child = subprocess.Popen(
-        [sys.executable, __file__, "hold", *load.words()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert child.stdout is not None and child.stdout.readline().strip() == "there"
-        for _ in range(CYCLES):
-            time.sleep(load.pause_s)
-            start = time.perf_counter()
-            call(driver.cuCheckpointProcessLock(child.pid, driver.CUcheckpointLockArgs()))
-            call(driver.cuCheckpointProcessCheckpoint(child.pid, driver.CUcheckpointCheckpointArgs()))
-            slept = time.perf_counter() - start
-            time.sleep(load.pause_s)
-            start = time.perf_counter()
-            call(driver.cuCheckpointProcessRestore(child.pid, driver.CUcheckpointRestoreArgs()))
-            call(driver.cuCheckpointProcessUnlock(child.pid, driver.CUcheckpointUnlockArgs()))
-            print(json.dumps({"sleep_s": slept, "wake_s": time.perf_counter() - start}), flush=True)
-    finally:
-        child.kill()
-        child.wait()
 
 
 def hold(load: Load) -> None:
-    kept = tensors_of(load)
+    """The child of `Checkpoint`."""
+    kept = Tensors()
+    kept.tensors = tensors_of(load)
     print("there", flush=True)
-    sys.stdin.read()
-    del kept
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("subject")
-    parser.add_argument("--bytes", type=int, default=16 * GIB)
-    parser.add_argument("--tensors", type=int, default=1)
-    parser.add_argument("--keep", default="pinned")
-    parser.add_argument("--pause", type=float, default=1.0)
-    options = parser.parse_args()
-    load = Load(options.bytes, options.tensors, options.keep, options.pause)
-    if options.subject.startswith("memory_saver"):
-        memory_saver(load, options.subject.endswith("retain"))
-    else:
-        {"cpu_copy": cpu_copy, "checkpoint": checkpoint, "hold": hold}[options.subject](load)
+    for line in sys.stdin:
+        print(getattr(kept, line.strip())(), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    hold(Load.parsed(sys.argv[1]))

@@ -1,72 +1,90 @@
 #!/usr/bin/env bash
-# Everything that wants a GPU, on any machine that has one:  tests/gpu/run.sh build|test|bench|sanitize
-# Needs Python 3.11+ with torch (CUDA), transformers, nanobind, cmake and ninja; installs nothing. What torpor needs
-# beyond that is taken from the running Python. TORPOR_DEFAULT_MODEL names the small model for the walk-through; OUT
-# names a folder for logs and results.
+# Everything that wants a GPU, on any machine that has one:  tests/gpu/run.sh build|test|bench|sanitize [PART…]
+# Needs Python 3.11+ with torch (CUDA), nanobind, cmake and ninja; installs nothing. What torpor needs beyond that is
+# taken from the running Python; a part that lacks it says so and fails. PARTs pick some of a verb's parts by name.
+# TORPOR_DEFAULT_MODEL names the small model for the walk-through. OUT names a folder for logs; what is to be kept lies in
+# OUT/results by the names that it has in tests/bench/results. Failures are told at the end, and figures last of all.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 OUT=${OUT:-build/gpu-out}
-mkdir -p "$OUT"
-export PYTHONPATH="$PWD/build/py${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+verb=${1:-}
+picked=" ${*:2} "
+failures=()
+export TORPOR_RESULTS=$OUT/results PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD/build/py${PYTHONPATH:+:$PYTHONPATH}"
+mkdir -p "$TORPOR_RESULTS"
 
 describe() {
   nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
   python3 -c 'import os, platform, torch; print(platform.release(), os.cpu_count(), "cores, torch", torch.__version__)'
 }
 
+# part NAME SECONDS COMMAND…: its output into OUT/NAME.log, the end of that here. Whatever becomes of one, the next runs.
+part() {
+  local name=$1 limit_s=$2 start=$SECONDS status=0
+  shift 2
+  [[ $picked == "  " || $picked == *" $name "* ]] || return 0
+  timeout -k 10 "$limit_s" "$@" >"$OUT/$name.log" 2>&1 || status=$?
+  tail -n 12 "$OUT/$name.log" | cut -c -300
+  echo "== $name: status $status after $((SECONDS - start)) s"
+  [[ $status == 0 ]] || failures+=("$name: status $status$([[ $status != 124 ]] || echo ": not ready after $limit_s s"); see $OUT/$name.log")
+}
+
 build() {
   mkdir -p build/py/torpor
-  for part in service actors native; do ln -sfn "../../../$part" "build/py/torpor/$part"; done
+  for folder in service actors native; do ln -sfn "../../../$folder" "build/py/torpor/$folder"; done
   cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DTORPOR_TESTS=ON -DPython_EXECUTABLE="$(command -v python3)" >"$OUT/cmake.log"
   cmake --build build/gpu >"$OUT/build.log" || { tail -40 "$OUT/build.log"; return 1; }
-  cp build/gpu/_core*.so native/
-  echo "built: $(ls native/_core*.so)"
+  cp --remove-destination build/gpu/_core*.so native/
+  echo "built: $(ls native/_core*.so) after $SECONDS s"
 }
 
-# Each part runs whatever became of the one before; the status is that of all.
 run_tests() {
-  local status=0
-  ctest --test-dir build/gpu --output-on-failure 2>&1 | tee "$OUT/ctest.log" | tail -25 || status=1
-  TORPOR_RESULTS=$OUT python3 -m pytest -q -c tests/gpu/pytest.ini -p no:cacheprovider tests/gpu 2>&1 | tee "$OUT/pytest.log" | tail -25 || status=1
-  walk || status=1
-  return $status
-}
-
-# The walk-through on the real small model.
-walk() {
-  if ! python3 -c 'import ray, fastapi, structlog' || [[ ! -f ${TORPOR_DEFAULT_MODEL:-} ]]; then
-    echo "walk-through NOT RUN: it wants ray, fastapi, structlog and TORPOR_DEFAULT_MODEL"
-    return 1
+  part ctest 180 ctest --test-dir build/gpu --output-on-failure
+  # Tables that gain a row have their others already.
+  cp -n --preserve=timestamps tests/bench/results/[a-z]*.json "$TORPOR_RESULTS/" || true
+  part pytest 240 python3 -m pytest -q -c tests/gpu/pytest.ini -p no:cacheprovider --durations=8 tests/gpu
+  if python3 -c 'import ray, fastapi, structlog' && [[ -f ${TORPOR_DEFAULT_MODEL:-} ]]; then
+    part walkthrough 200 python3 -m torpor.service.walkthrough --device cuda
+  else
+    failures+=("walkthrough: NOT RUN: it wants ray, fastapi, structlog and TORPOR_DEFAULT_MODEL")
   fi
-  python3 -m torpor.service.walkthrough --device cuda 2>&1 | tee "$OUT/walkthrough.log" | tail -90
 }
 
 bench() {
-  local status=0
-  for script in p1_discard p2_weights p5_pages; do
-    python3 "tests/bench/$script.py" --json "$OUT" 2>&1 | tee "$OUT/$script.log" || status=1
-  done
-  return $status
+  part p1 200 python3 tests/bench/p1_discard.py --json "$TORPOR_RESULTS"
+  part p2 330 python3 tests/bench/p2_weights.py --json "$TORPOR_RESULTS"
+  part p5 120 python3 tests/bench/p5_pages.py --json "$TORPOR_RESULTS"
 }
 
 sanitize() {
   if ! compute-sanitizer --version >"$OUT/sanitizer.log" 2>&1; then
-    echo "compute-sanitizer is not on this machine: nothing was checked"
-    return 1
+    failures+=("compute-sanitizer is not on this machine: nothing was checked")
+    return
   fi
-  local status=0
   for tool in memcheck racecheck initcheck; do
-    echo "$tool:"
-    compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 9 build/gpu/tests/native/test_device_contract 2>&1 | tee -a "$OUT/sanitizer.log" | tail -6 || status=1
+    part $tool 150 compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 9 build/gpu/tests/native/test_device_contract
   done
-  return $status
 }
 
-describe | tee "$OUT/machine.txt"
-case ${1:-} in
-  build) build ;;
-  test) build && run_tests ;;
-  bench) build && bench ;;
-  sanitize) build && sanitize ;;
-  *) echo "usage: tests/gpu/run.sh build|test|bench|sanitize" >&2; exit 2 ;;
+# The results that this run has written.
+figures() {
+  local written
+  mapfile -t written < <(find "$TORPOR_RESULTS" -name '*.json' -newer "$OUT/machine.txt" | sort)
+  [[ ${#written[@]} == 0 ]] || python3 tests/bench/record.py "${written[@]}" | cut -c -260
+}
+
+case $verb in
+  build | test | bench | sanitize) ;;
+  *) echo "usage: tests/gpu/run.sh build|test|bench|sanitize [PART…]" >&2; exit 2 ;;
 esac
+describe | tee "$OUT/machine.txt"
+build
+case $verb in
+  test) run_tests ;;
+  bench) bench ;;
+  sanitize) sanitize ;;
+esac
+for failure in "${failures[@]}"; do echo "FAILED $failure"; done
+figures
+[[ ${#failures[@]} == 0 ]]
