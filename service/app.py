@@ -15,6 +15,8 @@ from structlog.typing import FilteringBoundLogger
 
 from torpor.actors.ports import Control, ControlUnreachable, Inference, KeyReused
 from torpor.service.admission import Admission
+from torpor.service.auth.guard import Guard
+from torpor.service.auth.tokens_file import TokensFile
 from torpor.service.context import Context
 from torpor.service.docs import problem_response
 from torpor.service.gate.gates import Gates
@@ -41,11 +43,13 @@ def create_app(
     *,
     logger: FilteringBoundLogger,
     gates: Gates,
+    tokens: TokensFile | None = None,
     lifespan: Lifespan | None = None,
     clock: Callable[[], float] = time.time,
 ) -> FastAPI:
     """The whole surface over a coordinator and leader ranks. `lifespan` is entered before any request.
 
+    tokens None: everybody may do everything; only for a service that nobody else can reach.
     Before the server ends, `app.state.context.inference.close()` tells who waits or streams still.
     """
     metrics = Metrics()
@@ -70,6 +74,7 @@ def create_app(
     for surface in (native, lives, weights, events, memory, openai, health):
         app.include_router(surface.router)
     _answer_errors(app)
+    app.add_middleware(Guard, callers=tokens)
     app.add_middleware(RequestLog, logger=logger)
     return app
 

@@ -20,13 +20,13 @@ from torpor.actors.messages import (
     RejectCode,
 )
 from torpor.actors.ports import Control
+from torpor.service.auth.guard import caller_of
 from torpor.service.bodies import SleepBody, WakeBody, parse, read_json, targets, to_request, unknown_model
 from torpor.service.logs import note
 from torpor.service.problems import Code, Problem, operation_problem
 from torpor.service.wire import operation_json
 
 MAX_PROGRAM = 120  # characters
-CALLER = "local"  # without access tokens every caller is the same one
 
 
 async def published_models(control: Control) -> list[ModelView]:
@@ -49,7 +49,7 @@ async def run_native(control: Control, kind: Kind, request: Request, path_model:
             name,
             body,
             default_conflict=default,
-            idempotency_key=f"{CALLER}:{kind}:{name}:{key}" if key else None,
+            idempotency_key=f"{caller_of(request).name}:{kind}:{name}:{key}" if key else None,
             caller=who(request),
         )
         for name in chosen
@@ -65,7 +65,7 @@ async def run_on(control: Control, request: Request, wish: OperationRequest) -> 
     _check_generation(request.headers.get("if-match"), [wish.model], views)
     key = request.headers.get("idempotency-key")
     if key:
-        wish = replace(wish, idempotency_key=f"{CALLER}:{wish.kind}:{wish.model}:{key}")
+        wish = replace(wish, idempotency_key=f"{caller_of(request).name}:{wish.kind}:{wish.model}:{key}")
     return await _run_all(control, request, [replace(wish, caller=who(request))], views, fan_out=False)
 
 
@@ -89,7 +89,7 @@ def who(request: Request) -> str:
     """The caller for people, as a hold shows it: its name, its address, and the program that it says it is."""
     program = "".join(one for one in request.headers.get("user-agent", "") if one.isprintable())
     address = request.client.host if request.client is not None else "unknown"
-    return f"{CALLER} at {address}, {program[:MAX_PROGRAM]}".rstrip(", ")
+    return f"{caller_of(request).name} at {address}, {program[:MAX_PROGRAM]}".rstrip(", ")
 
 
 async def submit(control: Control, request: OperationRequest) -> Operation:

@@ -38,6 +38,8 @@ class Code(StrEnum):
     GENERATION_FAILED = "generation_failed"
     NO_SUCH_PATH = "no_such_path"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
     COORDINATOR_UNREACHABLE = "coordinator_unreachable"
     INTERNAL = "internal"
 
@@ -138,7 +140,12 @@ class Problem(Exception):
 
 def openai_error(problem: Problem) -> dict[str, Any]:
     """The `error` object that OpenAI clients parse."""
-    kinds = {404: "not_found_error", 429: "rate_limit_error"}
+    kinds = {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        429: "rate_limit_error",
+    }
     kind = kinds.get(problem.status, "server_error" if problem.status >= 500 else "invalid_request_error")
     message = f"{problem.detail} {problem.hint}".strip()
     return {"message": message, "type": kind, "param": problem.fields.get("param"), "code": problem.code}

@@ -20,6 +20,8 @@ from structlog.typing import FilteringBoundLogger
 from torpor.actors.config import ClusterConfig
 from torpor.actors.ports import Control, ControlUnreachable, Inference
 from torpor.service.app import create_app
+from torpor.service.auth.tokens import TokensError
+from torpor.service.auth.tokens_file import TokensFile
 from torpor.service.gate.gates import Gates
 from torpor.service.gate.patience import PatientInference
 from torpor.service.loading import tell_states, until_loaded
@@ -63,6 +65,7 @@ def serve(settings: Settings, around: Surroundings, joins: bool = False) -> int:
     if not joins:
         check_models(settings)
         check_devices(settings, around.cuda_device_count)
+    tokens = read_tokens(settings, around.logger)
     with bind(settings.http.host, settings.http.port) as listener:
         config = cluster_config(settings)
         if joins:
@@ -80,7 +83,7 @@ def serve(settings: Settings, around: Surroundings, joins: bool = False) -> int:
         try:
             if interrupted():
                 return 0
-            return asyncio.run(_serve(cluster, None if joins else config, listener, around))
+            return asyncio.run(_serve(cluster, None if joins else config, listener, tokens, around))
         finally:
             others = "the cluster goes on" if joins else "the ranks end, their memory is given back"
             around.say(f"Stopping: {others}")
@@ -94,6 +97,16 @@ def check_models(settings: Settings) -> None:
                 f"models.{index}.engine.model: {model.engine.model} does not exist; "
                 "give a GGUF file or a folder with safetensors"
             )
+
+
+def read_tokens(settings: Settings, logger: FilteringBoundLogger) -> TokensFile | None:
+    """Before anything costly starts: a service without usable tokens is not to be open to everybody instead."""
+    if settings.auth.tokens_file is None:
+        return None
+    try:
+        return TokensFile(Path(settings.auth.tokens_file), logger)
+    except TokensError as error:
+        raise ServeError(f"auth.tokens_file: {error}") from None
 
 
 def warn_of_small_host_tiers(config: ClusterConfig, logger: FilteringBoundLogger) -> None:
@@ -185,7 +198,11 @@ async def _described(control: Control) -> ClusterConfig:
 
 
 async def _serve(
-    cluster: Cluster, started: ClusterConfig | None, listener: socket.socket, around: Surroundings
+    cluster: Cluster,
+    started: ClusterConfig | None,
+    listener: socket.socket,
+    tokens: TokensFile | None,
+    around: Surroundings,
 ) -> int:
     """started: what is being loaded; None = a joined cluster, which tells by itself what it has."""
     config = started or await _described(cluster.control)
@@ -194,6 +211,7 @@ async def _serve(
         cluster.inference,
         logger=around.logger,
         gates=Gates(config, cluster.control),
+        tokens=tokens,
     )
     inference: PatientInference = app.state.context.inference
     options = uvicorn.Config(

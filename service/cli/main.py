@@ -20,6 +20,7 @@ from torpor.service.client.calls import DEFAULT_URL
 from torpor.service.client.errors import (
     BadRequest,
     ClientError,
+    Denied,
     NotFound,
     ProblemError,
     Rejected,
@@ -39,6 +40,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 Url = Annotated[str, typer.Option("--url", envvar="TORPOR_URL", help="Where the service listens.")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        envvar="TORPOR_TOKEN_FILE",
+        help="A file with the access token alone. Default: the variable TORPOR_TOKEN.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Tags = Annotated[
     list[str] | None, typer.Option("--tag", help="Only this tag; may be repeated. Default: all.")
@@ -100,10 +109,11 @@ def apply(
 def status(
     model: Model = None,
     url: Url = DEFAULT_URL,
+    token_file: TokenFile = None,
     json: Json = False,
 ) -> None:
     """Models, their gates, and the memory of their ranks."""
-    with Client(url, timeout_s=30) as client:
+    with Client(url, token=read_token(token_file), timeout_s=30) as client:
         models = [client.model(model)] if model is not None else client.models()
     Output(json).show({"models": models}, lambda body: tables.models(body["models"]))
 
@@ -144,6 +154,7 @@ def sleep(
     dry_run: DryRun = False,
     wait: Wait = True,
     url: Url = DEFAULT_URL,
+    token_file: TokenFile = None,
     json: Json = False,
 ) -> None:
     """Give the model's memory back. It is a hold: only `torpor wake` ends it."""
@@ -157,7 +168,7 @@ def sleep(
         if value is not None
     }
     modes = dict(_tag_and_mode(pair) for pair in restore) if restore else None
-    with Client(url) as client:
+    with Client(url, token=read_token(token_file)) as client:
         record = client.sleep(
             model,
             tags=tag,
@@ -182,10 +193,11 @@ def wake(
     dry_run: DryRun = False,
     wait: Wait = True,
     url: Url = DEFAULT_URL,
+    token_file: TokenFile = None,
     json: Json = False,
 ) -> None:
     """Take the model's memory again."""
-    with Client(url) as client:
+    with Client(url, token=read_token(token_file)) as client:
         record = client.wake(
             model, tags=tag, verify=verify, timeout_s=timeout, dry_run=dry_run or None, wait=wait
         )
@@ -206,10 +218,11 @@ def recover(
     ] = False,
     wait: Wait = True,
     url: Url = DEFAULT_URL,
+    token_file: TokenFile = None,
     json: Json = False,
 ) -> None:
     """Replace the ranks of a failed model."""
-    with Client(url) as client:
+    with Client(url, token=read_token(token_file)) as client:
         record = client.recover(model, to=to, accept_stale_weights=accept_stale_weights or None, wait=wait)
     Output(json).show(record, tables.operation)
 
@@ -223,13 +236,14 @@ def delete(
     drain_timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds.")] = None,
     wait: Wait = True,
     url: Url = DEFAULT_URL,
+    token_file: TokenFile = None,
     json: Json = False,
 ) -> None:
     """End a model and forget it; its memory is free afterwards."""
     wishes = {
         name: value for name, value in (("mode", drain), ("timeout_s", drain_timeout)) if value is not None
     }
-    with Client(url) as client:
+    with Client(url, token=read_token(token_file)) as client:
         record = client.delete(model, drain=wishes or None, wait=wait)
     Output(json).show(record, tables.operation)
 
@@ -252,13 +266,14 @@ def update_weights(
     dry_run: DryRun = False,
     wait: Wait = True,
     url: Url = DEFAULT_URL,
+    token_file: TokenFile = None,
     json: Json = False,
 ) -> None:
     """Write other weights into a model, in place and on all ranks, or on none."""
     wishes = {
         name: value for name, value in (("mode", drain), ("timeout_s", drain_timeout)) if value is not None
     }
-    with Client(url) as client:
+    with Client(url, token=read_token(token_file)) as client:
         record = client.update_weights(
             model, path, drain=wishes or None, timeout_s=timeout, dry_run=dry_run or None, wait=wait
         )
@@ -272,10 +287,11 @@ def events(
         str | None, typer.Option("--since", metavar="ID", help="First what has come since this event.")
     ] = None,
     url: Url = DEFAULT_URL,
+    token_file: TokenFile = None,
     json: Json = False,
 ) -> None:
     """What happens, as it happens, until interrupted."""
-    with Client(url) as client:
+    with Client(url, token=read_token(token_file)) as client:
         for event in client.events(model, last_event_id):
             Output(json).line(dataclasses.asdict(event), tables.event(event.id, event.kind, event.data))
 
@@ -285,10 +301,11 @@ def ops(
     model: Model = None,
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
     url: Url = DEFAULT_URL,
+    token_file: TokenFile = None,
     json: Json = False,
 ) -> None:
     """Operations, newest first."""
-    with Client(url, timeout_s=30) as client:
+    with Client(url, token=read_token(token_file), timeout_s=30) as client:
         records = client.operations(model, limit)
     Output(json).show({"operations": records}, lambda body: tables.operations(body["operations"]))
 
@@ -297,6 +314,19 @@ def ops(
 def version() -> None:
     """Print the version."""
     print(service_version())
+
+
+def read_token(file: Path | None) -> str | None:
+    """Of a file, for the arguments of a process are seen by everybody on its machine."""
+    if file is None:
+        return None
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(
+            f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is no plain text'}",
+            param_hint="--token-file",
+        ) from None
 
 
 def _tag_and_mode(pair: str) -> tuple[str, str]:
@@ -322,7 +352,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _problem_exit(error: ProblemError) -> int:
     if isinstance(error, BadRequest | NotFound):
         return USAGE
-    return REJECTED if isinstance(error, Rejected | Unavailable) else FAILED
+    return REJECTED if isinstance(error, Rejected | Unavailable | Denied) else FAILED
 
 
 def _complain(text: str, code: int) -> int:

@@ -23,7 +23,7 @@ from torpor.service.client.calls import (
     chat_call,
     operation_call,
     path_of,
-    program_name,
+    standing_headers,
     unreachable,
 )
 from torpor.service.client.errors import problem_error
@@ -38,14 +38,14 @@ class AsyncClient:
         url: str = DEFAULT_URL,
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        token: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        """token: None = that of the environment, TORPOR_TOKEN, if any."""
         self.url = url
         self._timeout_s = timeout_s
         try:
-            self._http = httpx.AsyncClient(
-                base_url=url, headers={"User-Agent": program_name()}, transport=transport
-            )
+            self._http = httpx.AsyncClient(base_url=url, headers=standing_headers(token), transport=transport)
         except httpx.InvalidURL as error:
             raise unreachable(url, error) from None
 

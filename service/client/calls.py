@@ -13,6 +13,7 @@ import httpx
 
 from torpor.service.client.errors import ClientError, ConnectionFailed, problem_error
 
+TOKEN_VARIABLE = "TORPOR_TOKEN"
 DEFAULT_URL = "http://127.0.0.1:8700"
 # An operation has deadlines of its own; this only ends a wait for a service that is gone.
 DEFAULT_TIMEOUT_S = 600.0
@@ -44,6 +45,19 @@ class ChatAnswer:
 def program_name() -> str:
     """What the service shows of whoever holds a model asleep."""
     return f"torpor-client (process {os.getpid()} on {socket.gethostname()})"
+
+
+def standing_headers(token: str | None, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Of every request. Raises ClientError for a token that no header can carry, without repeating it."""
+    headers = {"User-Agent": program_name()}
+    token = environment.get(TOKEN_VARIABLE) if token is None else token
+    if token:
+        if not (token.isascii() and token.isprintable()) or " " in token:
+            raise ClientError(
+                "the token has spaces, line ends or other signs that no token has; give it alone"
+            )
+        headers["Authorization"] = f"Bearer {token}"
+    return headers
 
 
 def path_of(*parts: str) -> str:

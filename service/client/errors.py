@@ -33,6 +33,10 @@ class BadRequest(ProblemError):
     """400 or 422: the request as such is wrong."""
 
 
+class Denied(ProblemError):
+    """401 or 403: no token, an unknown one, or one without the role that the call wants."""
+
+
 class NotFound(ProblemError):
     """404: no such model or operation."""
 
@@ -55,8 +59,11 @@ class Failed(ProblemError):
 
 ERROR_CLASSES: Mapping[int, type[ProblemError]] = {
     400: BadRequest,
+    401: Denied,
+    403: Denied,
     404: NotFound,
     409: Rejected,
+    413: BadRequest,
     412: Rejected,
     422: BadRequest,
     429: Unavailable,

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from torpor.actors.messages import GenerateRequest, Sampling
+from torpor.service.auth.roles import LOCAL, Caller
 from torpor.service.bodies import dotted, most_telling
 from torpor.service.problems import Code, Problem
 
@@ -85,7 +86,7 @@ class ChatBody(_Generation):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
-    def requests(self, new_id: Callable[[], str]) -> list[GenerateRequest]:
+    def requests(self, new_id: Callable[[], str], caller: Caller = LOCAL) -> list[GenerateRequest]:
         messages = tuple(
             {"role": one.role, "content": _text(one, at)} for at, one in enumerate(self.messages)
         )
@@ -95,7 +96,7 @@ class ChatBody(_Generation):
                 id=new_id(),
                 messages=messages,
                 sampling=self.sampling(choice, limit),
-                scope=self.cache_salt or "",
+                scope=caller.prefix_scope(self.cache_salt or ""),
             )
             for choice in range(self.choices_per_prompt)
         ]
@@ -104,16 +105,15 @@ class ChatBody(_Generation):
 class CompletionBody(_Generation):
     prompt: str | list[int] | list[str] | list[list[int]]
 
-    def requests(self, new_id: Callable[[], str]) -> list[GenerateRequest]:
+    def requests(self, new_id: Callable[[], str], caller: Caller = LOCAL) -> list[GenerateRequest]:
         limit = COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         made = []
+        scope = caller.prefix_scope(self.cache_salt or "")
         for prompt in _prompts(self.prompt):
             for choice in range(self.choices_per_prompt):
                 asked = {"prompt": prompt} if isinstance(prompt, str) else {"token_ids": tuple(prompt)}
                 sampling = self.sampling(choice, limit)
-                made.append(
-                    GenerateRequest(id=new_id(), sampling=sampling, scope=self.cache_salt or "", **asked)
-                )
+                made.append(GenerateRequest(id=new_id(), sampling=sampling, scope=scope, **asked))
         if len(made) > MAX_CHOICES:
             detail = f"prompts times `n` is {len(made)}; at most {MAX_CHOICES} in one request."
             raise Problem(400, Code.INVALID_REQUEST, detail, hint="Send several requests.", param="n")

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from torpor.service.auth.guard import caller_of
 from torpor.service.bodies import read_json, unknown_model
 from torpor.service.context import Context, context_of
 from torpor.service.docs import json_body
@@ -52,7 +53,7 @@ async def complete(request: Request) -> Response:
 
 async def _generate(request: Request, body: ChatBody | CompletionBody) -> Response:
     context = context_of(request)
-    asked = body.requests(context.new_id)
+    asked = body.requests(context.new_id, caller_of(request))
     chat = isinstance(body, ChatBody)
     head = AnswerHead(
         id=("chatcmpl-" if chat else "cmpl-") + context.new_id(),

@@ -26,10 +26,7 @@ LATER_KEYS = (
     LaterKey("models.*.prefill_backup", False),
     LaterKey("models.*.on_discard", "wait"),
     LaterKey("host_pool.prefill", False),
-    LaterKey("auth.tokens_file", None),
 )
-# Sections that hold later keys only: dropped once these are gone.
-_LATER_SECTIONS = ("auth",)
 
 
 def take_out_later(tree: dict[str, Any]) -> list[str]:
@@ -44,10 +41,6 @@ def take_out_later(tree: dict[str, Any]) -> list[str]:
             mend = "remove it" if key.neutral is NEVER else f"remove it, or set it to {_yaml(key.neutral)}"
             problems.append(f"{where}: not available yet in this version; {mend}")
             del parent[name]
-    for path in _LATER_SECTIONS:
-        for _, parent, name in _find(tree, path):
-            if parent[name] in ({}, None):
-                del parent[name]
     return problems
 
 

@@ -45,7 +45,7 @@ class SettingsError(Exception):
 def load_settings(file: Path | None, environment: Mapping[str, str]) -> Settings:
     """The file's keys (None: the default small model), overridden by TORPOR_… variables.
 
-    A relative engine.model is looked up beside the file. Raises SettingsError.
+    A relative engine.model or auth.tokens_file is looked up beside the file. Raises SettingsError.
     """
     source = str(file) if file else "settings"
     tree = copy.deepcopy(DEFAULT_TREE) if file is None else _read(file)
@@ -57,7 +57,8 @@ def load_settings(file: Path | None, environment: Mapping[str, str]) -> Settings
         raise SettingsError(source, problems + _lines(error.errors())) from None
     if problems:
         raise SettingsError(source, problems)
-    return _with_absolute_models(settings, file.parent if file else Path())
+    base = file.parent if file else Path()
+    return _with_absolute_tokens_file(_with_absolute_models(settings, base), base)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -156,3 +157,11 @@ def _with_absolute_models(settings: Settings, base: Path) -> Settings:
             model = model.model_copy(update={"engine": model.engine.model_copy(update={"model": str(path)})})
         models.append(model)
     return settings.model_copy(update={"models": tuple(models)})
+
+
+def _with_absolute_tokens_file(settings: Settings, base: Path) -> Settings:
+    """Links are left alone: a Secret's are swapped while the service runs."""
+    if settings.auth.tokens_file is None:
+        return settings
+    path = (base / Path(settings.auth.tokens_file).expanduser()).absolute()
+    return settings.model_copy(update={"auth": settings.auth.model_copy(update={"tokens_file": str(path)})})

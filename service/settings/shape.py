@@ -139,15 +139,11 @@ class HttpSettings(_Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8700  # 0 = any free one
 
-    @field_validator("host")
-    @classmethod
-    def _loopback_only(cls, host: str) -> str:
-        if not is_loopback(host):
-            raise ValueError(
-                f"{host!r} is not a loopback address. This version knows no access tokens, so it listens on "
-                "127.0.0.1, ::1 or localhost only; reach it from elsewhere through an SSH tunnel"
-            )
-        return host
+
+class AuthSettings(_Section):
+    """tokens_file: a path, looked up beside the configuration file when relative. None: no tokens, loopback only."""
+
+    tokens_file: Annotated[str, Field(min_length=1)] | None = None
 
 
 class RaySettings(_Section):
@@ -168,6 +164,7 @@ class Settings(_Section):
     host_pool: HostPoolSettings = HostPoolSettings()
     deadlines: DeadlineSettings = DeadlineSettings()
     http: HttpSettings = HttpSettings()
+    auth: AuthSettings = AuthSettings()
     journal: JournalSettings = JournalSettings()
     ray: RaySettings = RaySettings()
     weights_roots: tuple[str, ...] = ()  # absolute folders of the ranks' nodes
@@ -184,6 +181,15 @@ class Settings(_Section):
             if not Path(root).expanduser().is_absolute():
                 raise ValueError(f"{root!r} is not an absolute path; begin it with / or ~/")
         return roots
+
+    @model_validator(mode="after")
+    def _open_to_others_with_tokens_only(self) -> Self:
+        if self.auth.tokens_file is None and not is_loopback(self.http.host):
+            raise ValueError(
+                f"http.host: {self.http.host!r} is not a loopback address, and without tokens whoever reaches it may do "
+                "everything; set auth.tokens_file, or listen on 127.0.0.1 and come through an SSH tunnel"
+            )
+        return self
 
     @model_validator(mode="after")
     def _there_is_a_disk(self) -> Self:

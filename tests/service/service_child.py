@@ -88,6 +88,8 @@ def main() -> int:
         "TORPOR_HTTP__PORT": port,
         "TORPOR_JOURNAL__PATH": str(folder / "journal.db"),
     }
+    if (folder / "tokens").exists():
+        environment["TORPOR_AUTH__TOKENS_FILE"] = str(folder / "tokens")
 
     def start(config: ClusterConfig) -> LateCluster:
         if "--slow-start" in flags:

@@ -22,6 +22,7 @@ from torpor.actors.coordinator.memory_maker import MemoryMaker
 from torpor.actors.messages import GateReason
 from torpor.actors.ports import Control
 from torpor.service.app import create_app
+from torpor.service.auth.tokens_file import TokensFile
 from torpor.service.gate.gates import Gates
 from torpor.service.logs import make_logger
 
@@ -63,9 +64,13 @@ def gate_of(cluster: MemoryCluster, model: str) -> GateReason | None:
 
 @asynccontextmanager
 async def make_rig(
-    folder: Path, models: Mapping[str, int], gate: GateConfig = GATE, making: bool = False
+    folder: Path,
+    models: Mapping[str, int],
+    gate: GateConfig = GATE,
+    making: bool = False,
+    tokens: str | None = None,
 ) -> AsyncIterator[Rig]:
-    """making: the coordinator makes and ends ranks, too."""
+    """making: the coordinator makes and ends ranks, too. tokens: the text of a tokens file."""
     config = config_of(models, folder / "journal.db", gate)
     cluster = MemoryCluster.build(config)
     journal = await Journal.open(config.journal_path)
@@ -76,7 +81,8 @@ async def make_rig(
     await coordinator.start()
     inference = MemoryInference(tuple(models), gate=lambda model: gate_of(cluster, model))
     log = io.StringIO()
-    app = app_over(coordinator, inference, config, log)
+    file = tokens_file(folder, tokens, log) if tokens is not None else None
+    app = app_over(coordinator, inference, config, log, tokens=file)
     async with client_of(app) as http:
         yield Rig(app, http, coordinator, cluster, inference, log)
         await app.state.context.inference.close()
@@ -85,9 +91,16 @@ async def make_rig(
 
 
 def app_over(
-    control: Control, inference: MemoryInference, config: ClusterConfig, log: io.StringIO
+    control: Control, inference: MemoryInference, config: ClusterConfig, log: io.StringIO, **more: Any
 ) -> FastAPI:
-    return create_app(control, inference, logger=make_logger(log), gates=Gates(config, control))
+    """more: as of create_app."""
+    return create_app(control, inference, logger=make_logger(log), gates=Gates(config, control), **more)
+
+
+def tokens_file(folder: Path, text: str, log: io.StringIO) -> TokensFile:
+    path = folder / "tokens"
+    path.write_text(text)
+    return TokensFile(path, make_logger(log))
 
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:

@@ -100,6 +100,14 @@ def test_a_key_that_stands_twice_is_refused_by_name_and_line(
         load_settings(file, {})
 
 
+def test_any_address_may_be_listened_on_with_tokens_whose_file_lies_beside_the_configuration(
+    tmp_path: Path,
+) -> None:
+    file = write(tmp_path, ONE_MODEL + "http: {host: 0.0.0.0}\nauth: {tokens_file: tokens}\n")
+    settings = load_settings(file, {})
+    assert (settings.http.host, settings.auth.tokens_file) == ("0.0.0.0", str(tmp_path / "tokens"))
+
+
 def test_the_environment_overrides_the_file_down_to_an_element_of_a_list(tmp_path: Path) -> None:
     environment = {
         "TORPOR_HTTP__PORT": "8701",
@@ -147,6 +155,10 @@ BAD = [
     (ONE_MODEL + "deadlines: {drain_s: 0}\n", "deadlines.drain_s", "greater than 0"),
     (ONE_MODEL + "http: {port: 70000}\n", "http.port", "65535"),
     (ONE_MODEL + "http: {host: 0.0.0.0}\n", "http.host", "SSH tunnel"),
+    (ONE_MODEL + "http: {host: 0.0.0.0}\n", "http.host", "set auth.tokens_file"),
+    (ONE_MODEL + "http: {host: 0.0.0.0}\nauth: {tokens_file: null}\n", "http.host", "set auth.tokens_file"),
+    (ONE_MODEL + "http: {host: 0.0.0.0}\nauth: {tokens_file: ''}\n", "auth.tokens_file", "at least 1"),
+    (ONE_MODEL + "auth: {token_file: a}\n", "auth.token_file", "no such key"),
     (ONE_MODEL + "http: {host: example.org}\n", "http.host", "loopback"),
     ("models: [{name: a, gpus_per_rank: 2}]\n", "models.0.gpus_per_rank", "less than or equal to 1"),
     ("models: [{name: a, placement: {bundles: [0]}}]\n", "models.0", "name the group that lends them"),
@@ -174,7 +186,6 @@ LATER = [
     ("models: [{name: a, prefill_backup: true}]\n", "models.0.prefill_backup"),
     ("models: [{name: a, on_discard: reload}]\n", "models.0.on_discard"),
     (ONE_MODEL + "host_pool: {prefill: true}\n", "host_pool.prefill"),
-    (ONE_MODEL + "auth: {tokens_file: /etc/tokens}\n", "auth.tokens_file"),
 ]
 
 
