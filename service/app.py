@@ -18,13 +18,14 @@ from torpor.service.admission import Admission
 from torpor.service.auth.guard import Guard
 from torpor.service.auth.tokens_file import TokensFile
 from torpor.service.context import Context
+from torpor.service.dialects.mounts import Mounts, mount_urls, split_mount
 from torpor.service.docs import problem_response
 from torpor.service.gate.gates import Gates
 from torpor.service.gate.patience import PatientInference
 from torpor.service.logs import RequestLog, note
 from torpor.service.metrics import Metrics
 from torpor.service.problems import Code, Problem
-from torpor.service.routes import events, health, lives, memory, native, openai, weights
+from torpor.service.routes import events, health, lives, memory, native, openai, sglang, vllm, weights
 from torpor.service.sse import ClientGone
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -71,10 +72,12 @@ def create_app(
     app.state.context = context
     app.state.started_at = clock()
     app.state.logger = logger
-    for surface in (native, lives, weights, events, memory, openai, health):
+    for surface in (native, lives, weights, events, memory, vllm, sglang, openai, health):
         app.include_router(surface.router)
     _answer_errors(app)
     app.add_middleware(Guard, callers=tokens)
+    # The last one added is the outermost: the log shows paths as they came, all else sees those of the routes.
+    app.add_middleware(Mounts)
     app.add_middleware(RequestLog, logger=logger)
     return app
 
@@ -89,7 +92,10 @@ def _answer_errors(app: FastAPI) -> None:
 
     def problem(request: Request, error: Problem) -> Response:
         note(request, code=error.code)
-        return error.response(request.url.path)
+        path = split_mount(request.url.path)[1]
+        if error.code == Code.MODEL_REQUIRED:
+            error.fields["urls"] = mount_urls(request, error.fields["known_models"])
+        return error.response(path)
 
     async def on_problem(request: Request, error: Exception) -> Response:
         assert isinstance(error, Problem)

@@ -83,14 +83,6 @@ class SleepBody(OperationBody):
         return self
 
 
-class MemoryBody(BaseModel):
-    """The drop-in memory calls: unknown fields are ignored."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-    model: str | None = None
-    tags: list[str] | None = None
-
-
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 

@@ -13,7 +13,6 @@ from starlette.responses import JSONResponse, Response
 from torpor.actors.messages import (
     Kind,
     ModelView,
-    OnConflict,
     Operation,
     OperationRequest,
     OperationState,
@@ -21,7 +20,8 @@ from torpor.actors.messages import (
 )
 from torpor.actors.ports import Control
 from torpor.service.auth.guard import caller_of
-from torpor.service.bodies import SleepBody, WakeBody, parse, read_json, targets, to_request, unknown_model
+from torpor.service.bodies import SleepBody, WakeBody, parse, targets, to_request, unknown_model
+from torpor.service.dialects.dialect import Dialect, on_conflict_of
 from torpor.service.logs import note
 from torpor.service.problems import Code, Problem, operation_problem
 from torpor.service.wire import operation_json
@@ -33,15 +33,15 @@ async def published_models(control: Control) -> list[ModelView]:
     return await control.models(detail=False)
 
 
-async def run_native(control: Control, kind: Kind, request: Request, path_model: str | None) -> Response:
-    """POST /sleep, /wake, /models/{m}/sleep, /models/{m}/wake."""
-    tree = await read_json(request)
+async def run_native(
+    control: Control, kind: Kind, request: Request, tree: dict[str, Any] | None, path_model: str | None
+) -> Response:
+    """POST /sleep, /wake, /models/{m}/sleep, /models/{m}/wake. tree: the body; None where there is none."""
     body = parse(SleepBody if kind is Kind.SLEEP else WakeBody, tree)
     views = await published_models(control)
     chosen, fan_out = targets(body, path_model, [view.name for view in views])
     _check_generation(request.headers.get("if-match"), chosen, views)
-    # An empty body is what simple clients send: they want it done, not a conflict.
-    default = OnConflict.WAIT if tree is None else OnConflict.REJECT
+    default = on_conflict_of(Dialect.NATIVE, tree)
     key = request.headers.get("idempotency-key")
     requests = [
         to_request(

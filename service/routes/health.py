@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from torpor.actors.messages import ModelState, ModelView
 from torpor.service.context import Context, context_of
+from torpor.service.dialects.mounts import mounted_model
 
 router = APIRouter(tags=["health"])
 READY_STATES = frozenset({ModelState.AWAKE, ModelState.SLEEPING, ModelState.ASLEEP, ModelState.WAKING})
@@ -25,8 +26,11 @@ async def livez() -> dict[str, str]:
 @router.get("/readyz")
 @router.get("/health")
 async def readyz(request: Request) -> JSONResponse:
-    """200 when the coordinator answers and some model is loaded, awake or asleep; else 503."""
-    status = await _readiness(context_of(request))
+    """200 when the coordinator answers and some model is loaded, awake or asleep; else 503.
+
+    Under /m/{model}: that model.
+    """
+    status = await _readiness(context_of(request), mounted_model(request))
     return JSONResponse({"status": status}, 200 if status == "ready" else 503)
 
 
@@ -43,12 +47,13 @@ async def metrics(request: Request) -> Response:
     return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _readiness(context: Context) -> str:
+async def _readiness(context: Context, only: str | None) -> str:
     try:
         async with asyncio.timeout(context.probe_timeout_s):
             views: list[ModelView] = await context.control.models(detail=False)
     except Exception:  # whatever keeps the coordinator from answering, the answer to the probe is no
         return "coordinator unreachable"
+    views = [view for view in views if only in (None, view.name)]
     if any(view.state in READY_STATES for view in views):
         return "ready"
     return "loading" if any(view.state is ModelState.LOADING for view in views) else "no model loaded"

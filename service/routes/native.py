@@ -10,11 +10,15 @@ from starlette.responses import JSONResponse, Response
 
 from torpor.actors.messages import Kind, Operation
 from torpor.actors.ports import Control, NoLease
-from torpor.service.bodies import SleepBody, WakeBody, unknown_model
+from torpor.service.bodies import SleepBody, WakeBody, read_json, unknown_model
 from torpor.service.context import context_of
+from torpor.service.dialects.carrying import query_of
+from torpor.service.dialects.dialect import Dialect, dialect_of
+from torpor.service.dialects.mounts import mounted_model
 from torpor.service.docs import json_body
 from torpor.service.operations import find_model, published_models, run_native
 from torpor.service.problems import Code, Problem
+from torpor.service.routes.vllm import sleep_as
 from torpor.service.wire import model_json, operation_json
 
 router = APIRouter(tags=["native"])
@@ -22,26 +26,36 @@ router = APIRouter(tags=["native"])
 
 @router.post("/sleep", openapi_extra=json_body(SleepBody))
 async def sleep(request: Request) -> Response:
-    """Give memory back. `model` may be left out when there is one; several names or "*" fan out."""
-    return await run_native(context_of(request).control, Kind.SLEEP, request, None)
+    """Give memory back. `model` may be left out when there is one; several names or "*" fan out.
+
+    With `level` or `mode`, or with `tags` in the query, it is vLLM's call, with `options` Ray Serve LLM's.
+    """
+    tree = await read_json(request)
+    dialect = dialect_of(query_of(request), tree)
+    if dialect is not Dialect.NATIVE:
+        return await sleep_as(request, dialect, tree)
+    return await run_native(context_of(request).control, Kind.SLEEP, request, tree, mounted_model(request))
 
 
 @router.post("/models/{model}/sleep", openapi_extra=json_body(SleepBody))
 async def sleep_model(model: str, request: Request) -> Response:
     """Give the memory of one model back."""
-    return await run_native(context_of(request).control, Kind.SLEEP, request, model)
+    tree = await read_json(request)
+    return await run_native(context_of(request).control, Kind.SLEEP, request, tree, model)
 
 
 @router.post("/wake", openapi_extra=json_body(WakeBody))
 async def wake(request: Request) -> Response:
     """Take memory again."""
-    return await run_native(context_of(request).control, Kind.WAKE, request, None)
+    tree = await read_json(request)
+    return await run_native(context_of(request).control, Kind.WAKE, request, tree, mounted_model(request))
 
 
 @router.post("/models/{model}/wake", openapi_extra=json_body(WakeBody))
 async def wake_model(model: str, request: Request) -> Response:
     """Take the memory of one model again."""
-    return await run_native(context_of(request).control, Kind.WAKE, request, model)
+    tree = await read_json(request)
+    return await run_native(context_of(request).control, Kind.WAKE, request, tree, model)
 
 
 @router.get("/models")

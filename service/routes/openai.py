@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from torpor.service.auth.guard import caller_of
 from torpor.service.bodies import read_json, unknown_model
 from torpor.service.context import Context, context_of
+from torpor.service.dialects.mounts import mounted_model
 from torpor.service.docs import json_body
 from torpor.service.openai.bodies import ChatBody, CompletionBody, parse_generation
 from torpor.service.openai.generation import Generation
@@ -23,8 +24,10 @@ router = APIRouter(prefix="/v1", tags=["openai"])
 @router.get("/models")
 async def list_models(request: Request) -> dict[str, Any]:
     """The models, asleep ones included."""
+    only = mounted_model(request)
     views = await published_models(context_of(request).control)
-    return {"object": "list", "data": [_model(view.name, request) for view in views]}
+    shown = [view.name for view in views if only in (None, view.name)]
+    return {"object": "list", "data": [_model(name, request) for name in shown]}
 
 
 @router.get("/models/{name}")
@@ -42,13 +45,24 @@ def _model(name: str, request: Request) -> dict[str, Any]:
 @router.post("/chat/completions", openapi_extra=json_body(ChatBody))
 async def chat(request: Request) -> Response:
     """A chat completion, whole or streamed. A model that sleeps answers 503 with Retry-After."""
-    return await _generate(request, parse_generation(ChatBody, await read_json(request)))
+    return await _generate(request, parse_generation(ChatBody, await _read(request)))
 
 
 @router.post("/completions", openapi_extra=json_body(CompletionBody))
 async def complete(request: Request) -> Response:
     """A completion of a text or of token ids, whole or streamed."""
-    return await _generate(request, parse_generation(CompletionBody, await read_json(request)))
+    return await _generate(request, parse_generation(CompletionBody, await _read(request)))
+
+
+async def _read(request: Request) -> dict[str, Any] | None:
+    """The base URL may name the model: then the body need not, and may name no other."""
+    tree, mounted = await read_json(request), mounted_model(request)
+    if mounted is None:
+        return tree
+    named = (tree or {}).get("model", mounted)
+    if isinstance(named, str) and named != mounted:
+        raise unknown_model(named, [mounted])
+    return {**(tree or {}), "model": named}
 
 
 async def _generate(request: Request, body: ChatBody | CompletionBody) -> Response:

@@ -1,0 +1,76 @@
+"""SGLang's calls. Safe to repeat; they answer when the memory is free, or back, on every rank."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from torpor.actors.messages import DrainMode
+from torpor.service.context import context_of
+from torpor.service.dialects.bodies import TagsBody, UpdateFromDiskBody, query_parameters
+from torpor.service.dialects.carrying import TAGS, Asked, answer, hear, sleep, to_its_end, update, wake
+from torpor.service.dialects.dialect import Dialect
+from torpor.service.docs import json_body
+from torpor.service.problems import Code, Problem
+
+router = APIRouter(tags=["drop-in"])
+_UPDATE = frozenset({"model_path", "abort_all_requests"})
+
+
+@router.post("/release_memory_occupation", openapi_extra=json_body(TagsBody))
+async def release_memory_occupation(request: Request) -> Response:
+    """Sleep, by tags."""
+    asked = await hear(request, Dialect.SGLANG, TAGS)
+    return answer(asked, await to_its_end(sleep(asked)))
+
+
+@router.post("/resume_memory_occupation", openapi_extra=json_body(TagsBody))
+async def resume_memory_occupation(request: Request) -> Response:
+    """Wake, by tags."""
+    asked = await hear(request, Dialect.SGLANG, TAGS)
+    return answer(asked, await to_its_end(wake(asked)))
+
+
+@router.post("/update_weights_from_disk", openapi_extra=json_body(UpdateFromDiskBody))
+async def update_weights_from_disk(request: Request) -> Response:
+    """Write other weights in place, from a path under weights_roots. `success` is in every answer."""
+    asked = await hear(request, Dialect.SGLANG, _UPDATE)
+    path, abort = asked.tree.get("model_path"), asked.tree.get("abort_all_requests")
+    if not isinstance(path, str) or not path:
+        raise _not_updated(422, Code.INVALID_FIELD, "`model_path` is to be a path.", "Send `model_path`.")
+    try:
+        done = await to_its_end(update(asked, path, DrainMode.ABORT if abort is True else DrainMode.FINISH))
+    except Problem as problem:
+        problem.fields |= {"success": False, "message": problem.detail}
+        raise
+    told = {"success": True, "message": f"operation {done.id} succeeded", "num_paused_requests": 0}
+    return answer(asked, done, told)
+
+
+@router.get("/health_generate", openapi_extra=query_parameters("model", "id"))
+async def health_generate(request: Request) -> Response:
+    """200 while requests are let in. Looks at the gate: it makes no token, and wakes nothing."""
+    asked = await hear(request, Dialect.SGLANG)
+    context = context_of(request)
+    try:
+        async with asyncio.timeout(context.probe_timeout_s):
+            view = await context.control.model(asked.view.name)
+    except (TimeoutError, KeyError):
+        raise _unhealthy(asked, "no answer in time") from None
+    broken = next((f"rank {rank.rank}: {rank.error}" for rank in view.ranks if rank.error), "")
+    if broken or not view.gate_open:
+        raise _unhealthy(asked, broken or str(view.gate_reason))
+    return Response(status_code=200)
+
+
+def _unhealthy(asked: Asked, why: str) -> Problem:
+    detail = f"{asked.view.name!r} serves nobody now: {why}."
+    return Problem(503, Code.GATE_CLOSED, detail, hint="Look at GET /models; wake it if it is asleep.")
+
+
+def _not_updated(status: int, code: Code, detail: str, hint: str) -> Problem:
+    fields: dict[str, Any] = {"success": False, "message": detail}
+    return Problem(status, code, detail, hint=hint, **fields)

@@ -1,0 +1,8 @@
+"""What real clients call, as data, for the tests beside it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,80 @@
+"""Rounds of calls as real clients make them: once, each call twice, and each cut off half-way and sent again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+from client_calls import BOTH, CLIENTS, Step
+from service_rig import Rig
+
+STAGE_S = 0.06
+CUT_S = 0.03  # within the stage
+MODES = ("plain", "repeated", "cut")
+
+
+async def send(rig: Rig, step: Step) -> httpx.Response:
+    rig.rank().gate.running = step.busy
+    return await rig.http.request(step.method, step.path, params=step.query, json=step.json)
+
+
+async def check(rig: Rig, step: Step, answer: httpx.Response) -> None:
+    assert answer.status_code == step.status, f"{step.path}: {answer.text}"
+    if step.reads_json:
+        answer.json()
+    if step.body:
+        said = answer.json()
+        assert {name: said.get(name) for name in step.body} == dict(step.body), step.path
+    rank = rig.rank()
+    parked = sum(rank.ledger.sizes[tag] for tag in step.parked)
+    total = sum(rank.ledger.sizes.values())
+    assert rig.cluster.devices[0].used[rank.ledger.owner] == total - parked, f"{step.path}: memory"
+    model = (await rig.http.get("/models/chat")).json()
+    assert tuple(model["parked_tags"]) == tuple(sorted(step.parked)), step.path
+    assert model["gate"]["reason"] == step.gate, step.path
+
+
+async def operations(rig: Rig) -> int:
+    return len((await rig.http.get("/operations", params={"limit": 1000})).json()["operations"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_a_client_s_round_of_calls_ends_as_it_expects(rig: Rig, client: str, mode: str) -> None:
+    """F10, F20, C1, C7. Two rounds: a trainer comes back."""
+    for step in (*CLIENTS[client], *CLIENTS[client]):
+        if mode == "cut" and step.method == "POST":
+            await cut_off(rig, step)
+        await check(rig, step, await send(rig, step))
+        if mode == "repeated":
+            await check(rig, step, await send(rig, step))
+    model = (await rig.http.get("/models/chat")).json()
+    assert (model["state"], model["gate"]["open"], model["hold"]) == ("awake", True, False)
+
+
+async def cut_off(rig: Rig, step: Step) -> None:
+    """The caller goes away while the ranks work at it."""
+    rig.rank().delay_s["stage"] = STAGE_S
+    call = asyncio.create_task(send(rig, step))
+    await asyncio.sleep(CUT_S)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    rig.rank().delay_s.clear()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/release_memory_occupation", {"tags": list(BOTH)}), ("/sleep", {"level": 1}), ("/sleep", None)],
+)
+async def test_a_client_that_gives_up_twice_and_asks_a_third_time_has_asked_for_one_operation(
+    rig: Rig, path: str, body: dict[str, object] | None
+) -> None:
+    """F10: a time-out shorter than the sleep, and three attempts."""
+    rig.rank().delay_s["stage"] = 0.2
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(rig.http.post(path, json=body), 0.05)
+    assert (await rig.http.post(path, json=body)).status_code == 200
+    (only,) = (await rig.http.get("/operations")).json()["operations"]
+    assert (only["state"], rig.rank().calls.count("commit")) == ("succeeded", 1)
