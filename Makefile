@@ -59,8 +59,10 @@ define native_tests
 	PATH="$(abspath $(BIN)):$$PATH" ctest --test-dir $(1) --output-on-failure --parallel $$(nproc)
 endef
 
+# File by file on so many processes: much of the time is waiting for Ray. More than four would only start more Rays.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
 test-python: setup ## the Python tests
-	$(BIN)/python -m pytest -m "not long and not gpu" tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not long and not gpu" tests
 
 test-long: setup ## what takes minutes; results are kept in tests/bench/results/
 	$(BIN)/python -m pytest -m long tests

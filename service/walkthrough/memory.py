@@ -5,23 +5,21 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-MEMINFO = Path("/proc/meminfo")
-
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Bytes at one moment. shared_memory_bytes is the kernel's count; None on cuda, where the driver's count is it."""
+    """Bytes at one moment. page_bytes is the kernel's count; None on cuda, where the driver's count is it."""
 
     by_tag_bytes: Mapping[str, int]
     device_free_bytes: Mapping[str, int]  # by device, as its driver sees it
-    shared_memory_bytes: int | None
+    page_bytes: int | None
     smi_free_bytes: int | None  # nvidia-smi's, an eye of its own
 
     @property
@@ -32,17 +30,17 @@ class Reading:
         """Device and kernel both have got back what was unmapped, but for the slack."""
         due = before.mapped_bytes - self.mapped_bytes - slack_bytes
         device = sum(self.device_free_bytes.values()) - sum(before.device_free_bytes.values())
-        if before.shared_memory_bytes is None or self.shared_memory_bytes is None:
+        if before.page_bytes is None or self.page_bytes is None:
             return device >= due
-        return device >= due and before.shared_memory_bytes - self.shared_memory_bytes >= due
+        return device >= due and before.page_bytes - self.page_bytes >= due
 
     def describe(self, before: Reading) -> str:
         device = sum(self.device_free_bytes.values()) - sum(before.device_free_bytes.values())
         text = (
             f"mapped before {before.mapped_bytes}, now {self.mapped_bytes}; the device has {device} more free"
         )
-        if before.shared_memory_bytes is not None and self.shared_memory_bytes is not None:
-            text += f"; the kernel's Shmem fell by {before.shared_memory_bytes - self.shared_memory_bytes}"
+        if before.page_bytes is not None and self.page_bytes is not None:
+            text += f"; the ranks' pages in the kernel's count fell by {before.page_bytes - self.page_bytes}"
         return text
 
 
@@ -58,17 +56,22 @@ def read_memory(model: Mapping[str, Any]) -> Reading:
         for row in rank["memory"]:
             by_tag[row["tag"]] += row["device_bytes"]
     on_cuda = kinds == {"cuda"}
-    return Reading(
-        dict(by_tag), free, None if on_cuda else shared_memory_bytes(), smi_free_bytes() if on_cuda else None
-    )
+    pages = None if on_cuda else page_bytes({rank["pid"] for rank in model["ranks"]})
+    return Reading(dict(by_tag), free, pages, smi_free_bytes() if on_cuda else None)
 
 
-def shared_memory_bytes() -> int:
-    """Shmem of /proc/meminfo: shared pages of all processes, those of memfd files included."""
-    for line in MEMINFO.read_text().splitlines():
-        if line.startswith("Shmem:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("no Shmem line in /proc/meminfo")
+def page_bytes(pids: Iterable[int]) -> int:
+    """What the kernel has committed for the memfd files that these processes hold: a host device's pages."""
+    files: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                if str(entry.readlink()).startswith("/memfd:"):
+                    status = entry.stat()
+                    files[status.st_dev, status.st_ino] = status.st_blocks * 512
+            except OSError:
+                continue  # closed meanwhile
+    return sum(files.values())
 
 
 def smi_free_bytes() -> int | None:
@@ -104,9 +107,9 @@ def free_table(before: Reading, after: Reading) -> Table:
     for number, device in enumerate(sorted(before.device_free_bytes)):
         awake, asleep = before.device_free_bytes[device], after.device_free_bytes[device]
         row(f"device {number}: free", awake, asleep, asleep - awake)
-    if before.shared_memory_bytes is not None and after.shared_memory_bytes is not None:
-        awake, asleep = before.shared_memory_bytes, after.shared_memory_bytes
-        row("kernel: Shmem of /proc/meminfo", awake, asleep, awake - asleep)
+    if before.page_bytes is not None and after.page_bytes is not None:
+        awake, asleep = before.page_bytes, after.page_bytes
+        row("kernel: pages of the ranks' memfd files", awake, asleep, awake - asleep)
     if before.smi_free_bytes is not None and after.smi_free_bytes is not None:
         row(
             "nvidia-smi: free",

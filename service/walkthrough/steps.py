@@ -113,12 +113,12 @@ def sleep_and_measure(steps: Walk, restore: Mapping[str, str]) -> tuple[Reading,
     freed = sum(rank["freed_bytes"] for rank in record["ranks"])
     due = before.mapped_bytes - after.mapped_bytes
     steps.held(f"the ranks freed {show_bytes(freed)}, all the rest", freed == due, f"{due} were due")
-    # The driver and the kernel count for everybody on the machine, and lag a moment behind.
+    # The driver counts for everybody on the machine, and lags a moment behind.
     deadline = time.monotonic() + SETTLE_S
     while not after.freed_since(before, SLACK_BYTES) and time.monotonic() < deadline:
         time.sleep(0.2)
         after = read_memory(steps.client.model(MODEL))
-    witness = "the driver" if before.shared_memory_bytes is None else "the kernel"
+    witness = "the driver" if before.page_bytes is None else "the kernel"
     steps.held(
         f"{witness} says that the memory is free",
         after.freed_since(before, SLACK_BYTES),

@@ -65,7 +65,7 @@ class Torpor:
         return Device.host(self.device_name(index), CAPACITY_BYTES).memory_info()[0]
 
     async def loaded(self) -> Torpor:
-        await self.cluster.wait_until_loaded(60)
+        await self.cluster.wait_until_loaded(120)  # seconds, where nobody else uses the machine
         return self
 
     async def operate(self, kind: Kind, timeout_s: float = 30.0) -> Operation:

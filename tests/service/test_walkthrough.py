@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ import pytest
 from rich.console import Console
 
 from torpor.service.client import Client
-from torpor.service.walkthrough import memory, steps
+from torpor.service.walkthrough import steps
 from torpor.service.walkthrough.child import ChildService, StepFailed
 from torpor.service.walkthrough.processes import alive, descendants
 
 MIB = 1 << 20
-SIZES = {"weights": 500 * MIB, "kv_cache": 512 * MIB}
+SIZES = {"weights": 64 * MIB, "kv_cache": 96 * MIB}
 RESIDUAL = {"weights": 2 * MIB, "kv_cache": 0}
 FREED_BYTES = sum(SIZES.values()) - sum(RESIDUAL.values())
 
@@ -30,7 +31,7 @@ FREED_BYTES = sum(SIZES.values()) - sum(RESIDUAL.values())
 class Service:
     """Answers as the service does; `broken` names one promise that it does not keep."""
 
-    meminfo: Path
+    pages: int  # a memfd of this very process, whose size plays the device's memory
     broken: str = ""
     asleep: bool = False
     cached: int = 0
@@ -42,7 +43,8 @@ class Service:
         self._kernel(self.kernel_bytes)
 
     def _kernel(self, size_bytes: int) -> None:
-        self.meminfo.write_text(f"MemTotal: 1 kB\nShmem: {(size_bytes + 7 * MIB) // 1024} kB\n")
+        os.truncate(self.pages, 0)
+        os.posix_fallocate(self.pages, 0, size_bytes)
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         body = json.loads(request.content) if request.content else {}
@@ -110,7 +112,7 @@ class Service:
             "parked_tags": ["kv_cache", "weights"] if self.asleep and self.broken != "parked" else [],
             "tags": ["kv_cache", "weights"],
             "gate": {"open": not self.asleep},
-            "ranks": [{"device": device, "memory": rows}],
+            "ranks": [{"pid": os.getpid(), "device": device, "memory": rows}],
         }
 
 
@@ -123,20 +125,20 @@ def walk(service: Service) -> str:
 
 
 @pytest.fixture
-def meminfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "meminfo"
-    monkeypatch.setattr(memory, "MEMINFO", path)
+def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(steps, "SETTLE_S", 0.0)
-    return path
+    file = os.memfd_create("pages")
+    yield file
+    os.close(file)
 
 
-def test_a_service_that_keeps_its_promises_passes_and_shows_what_is_free(meminfo: Path) -> None:
-    shown = walk(Service(meminfo))
+def test_a_service_that_keeps_its_promises_passes_and_shows_what_is_free(pages: int) -> None:
+    shown = walk(Service(pages))
     for text in (
         "tag kv_cache",
-        "512.0 MiB",
-        "kernel: Shmem of /proc/meminfo",
-        "1,010.0 MiB",
+        "96.0 MiB",
+        "kernel: pages of the ranks' memfd files",
+        "158.0 MiB",
         "Retry-After: 5 s",
     ):
         assert text in shown
@@ -159,9 +161,9 @@ def test_a_service_that_keeps_its_promises_passes_and_shows_what_is_free(meminfo
         ("reason", "refused with 503 while asleep"),
     ],
 )
-def test_a_promise_that_is_not_kept_is_named(meminfo: Path, broken: str, says: str) -> None:
+def test_a_promise_that_is_not_kept_is_named(pages: int, broken: str, says: str) -> None:
     with pytest.raises(StepFailed, match=says):
-        walk(Service(meminfo, broken))
+        walk(Service(pages, broken))
 
 
 def test_a_service_that_cannot_start_is_told_with_its_log_and_leaves_no_child(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def make_torpor(local_ray: None, tmp_path: Path) -> Iterator[MakeTorpor]:
             ),
             device=DeviceConfig(kind, ranks, CAPACITY_BYTES, name, faults or {}),
             host_pool=HostPoolConfig(64 * MIB),
-            deadlines=deadlines or Deadlines(drain_s=10, stage_s=10, load_s=60),
+            deadlines=deadlines or Deadlines(drain_s=10, stage_s=10, load_s=120),
             journal_path=journal_path or str(tmp_path / f"{name}.db"),
             namespace=name,
         )
