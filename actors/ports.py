@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
+from torpor.actors.audit import AuditEntry
 from torpor.actors.config import ClusterConfig, ModelConfig
 from torpor.actors.messages import (
     AdmissionReply,
@@ -144,6 +145,12 @@ class Control(Protocol):
 
         A position that is too old, or of another coordinator, gets a reset.
         """
+
+    async def audit(self, entry: AuditEntry) -> None:
+        """It is in the journal when this returns."""
+
+    async def audits(self, limit: int = 100) -> list[AuditEntry]:
+        """Newest first; the oldest are forgotten."""
 
     async def models(self, detail: bool = False) -> list[ModelView]:
         """detail asks every rank for its status; without it only published state, no call to any rank."""

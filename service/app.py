@@ -15,6 +15,7 @@ from structlog.typing import FilteringBoundLogger
 
 from torpor.actors.ports import Control, ControlUnreachable, Inference, KeyReused
 from torpor.service.admission import Admission
+from torpor.service.auth.auditor import Auditor
 from torpor.service.auth.guard import Guard
 from torpor.service.auth.tokens_file import TokensFile
 from torpor.service.context import Context
@@ -25,7 +26,7 @@ from torpor.service.gate.patience import PatientInference
 from torpor.service.logs import RequestLog, note
 from torpor.service.metrics import Metrics
 from torpor.service.problems import Code, Problem
-from torpor.service.routes import events, health, lives, memory, native, openai, sglang, vllm, weights
+from torpor.service.routes import audit, events, health, lives, memory, native, openai, sglang, vllm, weights
 from torpor.service.sse import ClientGone
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -72,11 +73,12 @@ def create_app(
     app.state.context = context
     app.state.started_at = clock()
     app.state.logger = logger
-    for surface in (native, lives, weights, events, memory, vllm, sglang, openai, health):
+    for surface in (native, lives, weights, events, audit, memory, vllm, sglang, openai, health):
         app.include_router(surface.router)
     _answer_errors(app)
-    app.add_middleware(Guard, callers=tokens)
     # The last one added is the outermost: the log shows paths as they came, all else sees those of the routes.
+    app.add_middleware(Guard, callers=tokens)
+    app.add_middleware(Auditor, control=control, logger=logger)
     app.add_middleware(Mounts)
     app.add_middleware(RequestLog, logger=logger)
     return app

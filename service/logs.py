@@ -61,7 +61,7 @@ class RequestLog:
             await send(message)
 
         fields: dict[str, Any] = {}
-        scope.setdefault("state", {})["log_fields"] = fields
+        scope.setdefault("state", {}).update(log_fields=fields, request_id=request_id)
         try:
             await self._app(scope, receive, send_with_id)
         finally:

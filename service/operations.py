@@ -77,7 +77,8 @@ async def _run_all(
     fan_out: bool,
 ) -> Response:
     started = await asyncio.gather(*(submit(control, one) for one in requests))
-    note(request, operation_id=",".join(one.id for one in started))
+    models = ",".join(one.model for one in started)
+    note(request, operation_id=",".join(one.id for one in started), model=models)
     # An operation refused at once has its end already: that is told at once, asynchronous or not.
     if _wants_async(request) and any(one.state is OperationState.RUNNING for one in started):
         return _accepted(started, fan_out)

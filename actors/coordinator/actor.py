@@ -10,6 +10,7 @@ import asyncio
 import os
 from dataclasses import replace
 
+from torpor.actors.audit import AuditEntry
 from torpor.actors.config import ClusterConfig, ModelConfig
 from torpor.actors.coordinator.coordinator import Coordinator
 from torpor.actors.coordinator.journal import Journal
@@ -60,6 +61,12 @@ class CoordinatorActor:
 
     async def changes(self, after: Position | None, wait_s: float) -> Changes:
         return await (await self._ready()).changes(after, wait_s)
+
+    async def audit(self, entry: AuditEntry) -> None:
+        await (await self._ready()).audit(entry)
+
+    async def audits(self, limit: int = 100) -> list[AuditEntry]:
+        return await (await self._ready()).audits(limit)
 
     async def models(self, detail: bool = False) -> list[ModelView]:
         return [self._seating.show(view) for view in await (await self._ready()).models(detail)]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torpor.actors.audit import AuditEntry
 from torpor.actors.config import ClusterConfig, ModelConfig
 from torpor.actors.coordinator.acceptance import as_configured, conflict_of, refusal_of
 from torpor.actors.coordinator.care import Care
@@ -261,9 +262,8 @@ class Coordinator:
 
     async def _refuse(self, request: OperationRequest, refusal: Refusal) -> Operation:
         operation = self._new_operation(self._models.get(request.model), request)
-        operation.state = OperationState.REJECTED
+        operation.state, operation.finished_at = OperationState.REJECTED, self._now()
         operation.code, operation.reason = refusal.code, refusal.reason
-        operation.finished_at = self._now()
         await self._journal.begin(operation, request, self._now())
         self._remember(operation)
         return operation
@@ -389,6 +389,12 @@ class Coordinator:
     def reserved_bytes(self) -> int:
         """Promised to running operations, over all nodes and devices; 0 when none runs."""
         return self._execution.budget.reserved_bytes()
+
+    async def audit(self, entry: AuditEntry) -> None:
+        await self._journal.audit(entry)
+
+    async def audits(self, limit: int = 100) -> list[AuditEntry]:
+        return await self._journal.audits(limit)
 
     async def changes(self, after: Position | None, wait_s: float) -> Changes:
         return await self.feed.wait(after, wait_s)

@@ -17,7 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
+from torpor.actors.audit import AuditEntry
 from torpor.actors.config import ModelConfig
+from torpor.actors.coordinator.audit_table import add_entry, entries
 from torpor.actors.coordinator.journal_schema import SCHEMA_VERSION, NewerSchema, migrate
 from torpor.actors.coordinator.records import (
     Published,
@@ -138,6 +140,13 @@ class Journal:
     async def operations(self, model: str | None, limit: int) -> list[Operation]:
         """Newest first."""
         return await self._run(Journal._operations, model, limit)
+
+    async def audit(self, entry: AuditEntry) -> None:
+        await self._run(Journal._audit, entry)
+
+    async def audits(self, limit: int) -> list[AuditEntry]:
+        """Newest first."""
+        return await self._run(lambda journal: entries(journal._db, limit))
 
     async def _run(self, work: Callable[Concatenate[Journal, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         def guarded() -> T:
@@ -336,6 +345,10 @@ class Journal:
     def _operation(self, operation_id: str) -> Operation | None:
         row = self._db.execute("SELECT body FROM operations WHERE id = ?", (operation_id,)).fetchone()
         return None if row is None else operation_from_json(row[0])
+
+    def _audit(self, entry: AuditEntry) -> None:
+        with _Transaction(self._db):
+            add_entry(self._db, entry)
 
     def _operations(self, model: str | None, limit: int) -> list[Operation]:
         rows = self._db.execute(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 
+from torpor.actors.coordinator.audit_table import CREATE_AUDIT
+
 MIGRATIONS: Mapping[int, Sequence[str]] = {
     1: (
         "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -26,6 +28,7 @@ MIGRATIONS: Mapping[int, Sequence[str]] = {
         "CREATE INDEX keys_by_age ON keys (created_at)",
         "CREATE INDEX keys_by_operation ON keys (operation)",
     ),
+    3: (CREATE_AUDIT,),
 }
 SCHEMA_VERSION = max(MIGRATIONS)
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 import ray
 from ray.actor import ActorHandle
 
+from torpor.actors.audit import AuditEntry
 from torpor.actors.config import ClusterConfig, ModelConfig
 from torpor.actors.messages import (
     DrainSpec,
@@ -108,6 +109,12 @@ class RayControl:
 
     async def changes(self, after: Position | None, wait_s: float) -> Changes:
         return cast(Changes, await self._call("changes", after, min(wait_s, WAIT_SLICE_S)))
+
+    async def audit(self, entry: AuditEntry) -> None:
+        await self._call("audit", entry)
+
+    async def audits(self, limit: int = 100) -> list[AuditEntry]:
+        return cast("list[AuditEntry]", await self._call("audits", limit))
 
     async def models(self, detail: bool = False) -> list[ModelView]:
         return cast("list[ModelView]", await self._call("models", detail))

@@ -36,16 +36,14 @@ CALLS: Mapping[frozenset[Role], tuple[str, ...]] = {
     ),
     _ADMINISTER: (
         *("POST /models", "DELETE /models/{model}", "POST /models/{model}/recover"),
-        *("POST /models/{model}/update_weights", "POST /update_weights_from_disk"),
+        *("GET /audit", "POST /models/{model}/update_weights", "POST /update_weights_from_disk"),
     ),
 }
-MOUNT = "/m/{model}"  # the same calls once more, for one model
-_MOUNTED = re.compile(r"/m/[^/]+(?=/)")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A line of the table. path: as routes spell it, without the mount."""
+    """A line of the table. path: as routes spell it; a mount for one model is taken off before."""
 
     method: str
     path: str
@@ -58,7 +56,7 @@ class Call:
     @property
     def changes(self) -> bool:
         """It changes something other than a request's own answer."""
-        return bool(self.roles & {Role.OPERATOR, Role.ADMIN})
+        return self.path != "/audit" and bool(self.roles & {Role.OPERATOR, Role.ADMIN})
 
 
 class AccessTable:
@@ -84,9 +82,6 @@ class AccessTable:
     def find(self, method: str, path: str) -> Call | None:
         """None: there is no such line, and nobody may."""
         method = "GET" if method == "HEAD" else method
-        mounted = _MOUNTED.match(path)
-        if mounted:
-            path = path[mounted.end() :]
         exact = self._exact.get((method, path))
         if exact is not None:
             return exact

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -36,24 +36,25 @@ class Guard:
             return
         request = Request(scope)
         try:
-            caller = self._let_in(request)
+            caller = self._let_in(request, scope.setdefault("state", {}))
         except Problem as problem:
             note(request, code=problem.code)
             await problem.response(request.url.path)(scope, receive, send)
             return
-        scope.setdefault("state", {})["caller"] = caller
         if caller.has_token:
             note(request, caller=caller.name)
         await self._app(scope, receive, send)
 
-    def _let_in(self, request: Request) -> Caller:
-        """Raises the Problem that the answer is."""
+    def _let_in(self, request: Request, state: dict[str, Any]) -> Caller:
+        """Raises the Problem that the answer is. What is known by then is in `state`, for others who ask."""
+        call = state["call"] = self._table.find(request.method, request.scope["path"])
         if self._callers is None:
-            return LOCAL
-        call = self._table.find(request.method, request.scope["path"])
+            caller = state["caller"] = LOCAL
+            return caller
         if call is not None and call.is_open:
-            return ANYBODY
-        caller = self._identify(self._callers, request)
+            caller = state["caller"] = ANYBODY
+            return caller
+        caller = state["caller"] = self._identify(self._callers, request)
         if call is None:
             raise _no_such_call(request, self._table.methods(request.scope["path"]))
         if not caller.roles & call.roles:

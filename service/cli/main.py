@@ -311,6 +311,19 @@ def ops(
 
 
 @app.command()
+def audit(
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
+    url: Url = DEFAULT_URL,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Who has changed what, newest first; for administrators."""
+    with Client(url, token=read_token(token_file), timeout_s=30) as client:
+        entries = client.audit(limit)
+    Output(json).show({"audit": entries}, lambda body: tables.audit(body["audit"]))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(service_version())

@@ -93,6 +93,16 @@ def operations(records: Sequence[Record]) -> RenderableType:
     return table
 
 
+def audit(entries: Sequence[Record]) -> RenderableType:
+    table = _table("when", "caller", "address", "call", "model", "answer", "operation", title="Audit")
+    for one in entries:
+        when = datetime.fromtimestamp(one["at"]).astimezone().isoformat(" ", "seconds")
+        answer = f"{one['status']} {one['code']}".strip()
+        who = (escape(one["caller"]), one["address"])
+        table.add_row(when, *who, escape(one["call"]), escape(one["model"]), answer, one["operation"])
+    return table
+
+
 # What each action of a plan comes to, for people.
 _ACTIONS = {
     "create": "create",

@@ -211,6 +211,10 @@ class AsyncClient:
     async def operation(self, operation_id: str) -> dict[str, Any]:
         return await self._send(Call("GET", path_of("operations", operation_id)))
 
+    async def audit(self, limit: int = 100) -> list[dict[str, Any]]:
+        """Who has changed what, newest first; for administrators."""
+        return list((await self._send(Call("GET", "/audit", query={"limit": limit})))["audit"])
+
     async def cancel(self, operation_id: str) -> dict[str, Any]:
         return await self._send(Call("POST", path_of("operations", operation_id, "cancel")))
 

@@ -219,6 +219,10 @@ class Client:
     def operation(self, operation_id: str) -> dict[str, Any]:
         return self._send(Call("GET", path_of("operations", operation_id)))
 
+    def audit(self, limit: int = 100) -> list[dict[str, Any]]:
+        """Who has changed what, newest first; for administrators."""
+        return list(self._send(Call("GET", "/audit", query={"limit": limit}))["audit"])
+
     def cancel(self, operation_id: str) -> dict[str, Any]:
         return self._send(Call("POST", path_of("operations", operation_id, "cancel")))
 

@@ -16,6 +16,7 @@ from torpor.service.dialects.carrying import query_of
 from torpor.service.dialects.dialect import Dialect, dialect_of
 from torpor.service.dialects.mounts import mounted_model
 from torpor.service.docs import json_body
+from torpor.service.logs import note
 from torpor.service.operations import find_model, published_models, run_native
 from torpor.service.problems import Code, Problem
 from torpor.service.routes.vllm import sleep_as
@@ -95,7 +96,7 @@ async def operation(operation_id: str, request: Request) -> dict[str, Any]:
 async def cancel(operation_id: str, request: Request) -> dict[str, Any]:
     """Cancel it. Works until it is decided; it then ends as rejected, reason cancelled."""
     control = context_of(request).control
-    await _find(control, operation_id)
+    note(request, model=(await _find(control, operation_id)).model)
     if not await control.cancel(operation_id):
         now = await _find(control, operation_id)
         detail = (
@@ -111,6 +112,7 @@ async def renew(operation_id: str, request: Request) -> dict[str, Any]:
     """Renew the lease of the hold that this sleep is; the answer is the hold, with its new end."""
     control = context_of(request).control
     found = await _find(control, operation_id)
+    note(request, model=found.model)
     try:
         return {"model": found.model, **dataclasses.asdict(await control.renew(operation_id))}
     except NoLease as error:

@@ -228,7 +228,7 @@ async def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
     other.execute("UPDATE meta SET value = '99' WHERE key = 'schema'")
     other.commit()
     other.close()
-    with pytest.raises(JournalError, match="has schema 99, this program knows 2"):
+    with pytest.raises(JournalError, match="has schema 99, this program knows 3"):
         await Journal.open(path)
 
 
