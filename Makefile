@@ -21,7 +21,7 @@ $(VENV)/dependencies: pyproject.toml constraints/$(FLAVOUR).txt
 	@echo "set-up 1/3: Python packages for $(FLAVOUR) into $(VENV)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q --upgrade 'pip>=25.1'
-	$(PIP) install -q -c constraints/$(FLAVOUR).txt $$($(BIN)/python deploy/requirements.py)
+	$(PIP) install -q -c constraints/$(FLAVOUR).txt $$($(BIN)/python deploy/requirements.py $(FLAVOUR))
 	$(PIP) install -q -c constraints/$(FLAVOUR).txt --group dev
 	@touch $@
 
