@@ -8,7 +8,7 @@ with, or that a sleep names; addresses never change, so that a captured graph re
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -84,12 +84,20 @@ class MemoryPool:
             )
 
 
+def expandable_segments(environment: Mapping[str, str]) -> str:
+    """The variable that tells torch to use expandable segments; empty if none does."""
+    for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        words = environment.get(variable, "").replace(" ", "").lower()
+        if "expandable_segments:true" in words:
+            return variable
+    return ""
+
+
 def refuse_expandable_segments() -> None:
     """Misuse when torch is told to use expandable segments: it would not ask the pool for whole segments then."""
-    for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        words = os.environ.get(variable, "").replace(" ", "").lower()
-        if "expandable_segments:true" in words:
-            raise Misuse(
-                f"{variable} turns expandable segments on, with which torch maps memory by itself and a pool cannot "
-                "sleep; take expandable_segments out of it and start again"
-            )
+    variable = expandable_segments(os.environ)
+    if variable:
+        raise Misuse(
+            f"{variable} turns expandable segments on, with which torch maps memory by itself and a pool cannot "
+            "sleep; take expandable_segments out of it and start again"
+        )

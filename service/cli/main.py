@@ -324,6 +324,15 @@ def audit(
 
 
 @app.command()
+def doctor(json: Json = False) -> None:
+    """What of this machine is in the way, and how it is mended. Exits 1 where something is a fault."""
+    # Here, so that the other commands do not wait for the native core.
+    from torpor.service.cli.doctor_command import run_doctor
+
+    raise typer.Exit(run_doctor(json))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(service_version())

@@ -125,6 +125,19 @@ def plan(record: Record) -> RenderableType:
     return Group(Text(f"Plan; coordinator {record['coordinator']}", style="bold"), table)
 
 
+_LEVELS = {"ok": "green", "warning": "yellow", "fault": "bold red"}
+
+
+def doctor(records: Sequence[Record]) -> RenderableType:
+    """What `torpor doctor` has found, and below it how each thing is mended."""
+    table = _table("check", "is", "found")
+    for one in records:
+        level = Text(one["level"], style=_LEVELS[one["level"]])
+        table.add_row(one["check"], level, escape(one["found"]))
+    mends = [Text(f"{one['check']}: {one['mend']}") for one in records if one["mend"]]
+    return Group(table, *([Text("To mend", style="bold"), *mends] if mends else [Text("All is well.")]))
+
+
 def _difference(record: Record) -> str:
     return escape(f"{record['key']}: {record['old']} → {record['new']}")
 
