@@ -23,6 +23,9 @@ from torpor.service.dialects.mounts import Mounts, mount_urls, split_mount
 from torpor.service.docs import problem_response
 from torpor.service.gate.gates import Gates
 from torpor.service.gate.patience import PatientInference
+from torpor.service.limits.bounds import Bounds
+from torpor.service.limits.places import Places
+from torpor.service.limits.rates import Rates
 from torpor.service.logs import RequestLog, note
 from torpor.service.metrics import Metrics
 from torpor.service.problems import Code, Problem
@@ -46,6 +49,7 @@ def create_app(
     logger: FilteringBoundLogger,
     gates: Gates,
     tokens: TokensFile | None = None,
+    bounds: Bounds | None = None,
     lifespan: Lifespan | None = None,
     clock: Callable[[], float] = time.time,
 ) -> FastAPI:
@@ -54,9 +58,10 @@ def create_app(
     tokens None: everybody may do everything; only for a service that nobody else can reach.
     Before the server ends, `app.state.context.inference.close()` tells who waits or streams still.
     """
+    bounds = bounds or Bounds()
     metrics = Metrics()
     patient = PatientInference(inference, control, gates, metrics)
-    context = Context(control, patient, Admission(metrics, gates), metrics, clock)
+    context = Context(control, patient, Admission(metrics, gates), metrics, clock, bounds)
 
     @asynccontextmanager
     async def whole_life(app: FastAPI) -> AsyncIterator[None]:
@@ -77,7 +82,9 @@ def create_app(
         app.include_router(surface.router)
     _answer_errors(app)
     # The last one added is the outermost: the log shows paths as they came, all else sees those of the routes.
-    app.add_middleware(Guard, callers=tokens)
+    refused = metrics.count_limited
+    app.add_middleware(Places, bounds=bounds, refused=refused)
+    app.add_middleware(Guard, callers=tokens, rates=Rates(bounds.requests_per_s, bounds.burst, refused))
     app.add_middleware(Auditor, control=control, logger=logger)
     app.add_middleware(Mounts)
     app.add_middleware(RequestLog, logger=logger)

@@ -21,10 +21,11 @@ from torpor.actors.messages import (
     RejectCode,
     RestoreMode,
 )
+from torpor.service.context import context_of
+from torpor.service.limits.body import read_bounded
 from torpor.service.problems import Code, Problem
 
 MODES = [mode.value for mode in RestoreMode]
-MAX_BODY_BYTES = 16 << 20  # the longest prompts are far below
 
 MIN_LEASE_S = 1.0  # renewed three times in it, over a network
 Seconds = Annotated[float, Field(gt=0, le=86400)]
@@ -88,7 +89,8 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 
 async def read_json(request: Request) -> dict[str, Any] | None:
     """The body as an object, None when it is empty. The content type is not looked at."""
-    raw = await _read_bounded(request)
+    context = context_of(request)
+    raw = await read_bounded(request, context.bounds, context.metrics.count_limited)
     if not raw.strip():
         return None
     try:
@@ -102,17 +104,6 @@ async def read_json(request: Request) -> dict[str, Any] | None:
     if b"\\u" in raw:
         _check_text(tree)
     return tree
-
-
-async def _read_bounded(request: Request) -> bytes:
-    """A body is held in memory whole, so that there must be an end to it."""
-    raw = bytearray()
-    async for part in request.stream():
-        raw += part
-        if len(raw) > MAX_BODY_BYTES:
-            detail = f"The body is larger than {MAX_BODY_BYTES >> 20} MiB."
-            raise Problem(413, Code.BODY_TOO_LARGE, detail, hint="Send less in one request.")
-    return bytes(raw)
 
 
 def _check_text(tree: dict[str, Any]) -> None:

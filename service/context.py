@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from torpor.actors.ports import Control, Inference
 from torpor.service.admission import Admission
+from torpor.service.limits.bounds import Bounds
 from torpor.service.metrics import Metrics
 
 
@@ -22,6 +23,7 @@ class Context:
     admission: Admission
     metrics: Metrics
     clock: Callable[[], float] = time.time
+    bounds: Bounds = field(default_factory=Bounds)
     new_id: Callable[[], str] = field(default=lambda: uuid.uuid4().hex)
     probe_timeout_s: float = 2.0
     keep_alive_s: float = 10.0  # of silence in a stream, until it gets a comment

@@ -40,6 +40,12 @@ class Metrics:
             ["model", "result", "reason"],
             registry=self.registry,
         )
+        self._limited = Counter(
+            "torpor_limited_requests",
+            "Requests refused for a limit of this front end",
+            ["limit"],
+            registry=self.registry,
+        )
         self._open = self._gauge("open_requests", "Admitted requests that have not ended", ["model"])
         self._waiting = self._gauge("queue_length", "Requests that wait at the gate", ["model"])
         self._wait_s = Histogram(
@@ -78,6 +84,9 @@ class Metrics:
 
     def count_admission(self, model: str, result: str, reason: str) -> None:
         self._admissions.labels(model, result, reason).inc()
+
+    def count_limited(self, limit: str) -> None:
+        self._limited.labels(limit).inc()
 
     def count_open(self, model: str, change: int) -> None:
         self._open.labels(model).inc(change)

@@ -19,6 +19,9 @@ class Code(StrEnum):
 
     MALFORMED_JSON = "malformed_json"
     BODY_TOO_LARGE = "body_too_large"
+    BODY_TOO_SLOW = "body_too_slow"
+    TOO_MANY_REQUESTS = "too_many_requests"
+    OVERLOADED = "overloaded"
     UNKNOWN_FIELD = "unknown_field"
     INVALID_FIELD = "invalid_field"
     UNKNOWN_MODE = "unknown_mode"

@@ -24,6 +24,7 @@ from torpor.service.auth.tokens import TokensError
 from torpor.service.auth.tokens_file import TokensFile
 from torpor.service.gate.gates import Gates
 from torpor.service.gate.patience import PatientInference
+from torpor.service.limits.bounds import Bounds
 from torpor.service.loading import tell_states, until_loaded
 from torpor.service.settings.shape import Settings, cluster_config
 
@@ -83,7 +84,7 @@ def serve(settings: Settings, around: Surroundings, joins: bool = False) -> int:
         try:
             if interrupted():
                 return 0
-            return asyncio.run(_serve(cluster, None if joins else config, listener, tokens, around))
+            return asyncio.run(_serve(cluster, None if joins else config, listener, tokens, settings, around))
         finally:
             others = "the cluster goes on" if joins else "the ranks end, their memory is given back"
             around.say(f"Stopping: {others}")
@@ -202,6 +203,7 @@ async def _serve(
     started: ClusterConfig | None,
     listener: socket.socket,
     tokens: TokensFile | None,
+    settings: Settings,
     around: Surroundings,
 ) -> int:
     """started: what is being loaded; None = a joined cluster, which tells by itself what it has."""
@@ -212,6 +214,7 @@ async def _serve(
         logger=around.logger,
         gates=Gates(config, cluster.control),
         tokens=tokens,
+        bounds=Bounds(**settings.limits.model_dump()),
     )
     inference: PatientInference = app.state.context.inference
     options = uvicorn.Config(

@@ -13,7 +13,9 @@ from structlog.typing import FilteringBoundLogger
 from torpor.actors.audit import AuditEntry
 from torpor.actors.ports import Control
 from torpor.service.auth.access import Call
+from torpor.service.problems import Code
 
+_FLOODS = frozenset({Code.TOO_MANY_REQUESTS, Code.OVERLOADED})  # nothing was begun, and they come in masses
 _WRITE_S = 5.0  # a coordinator that is away does not keep the answer from its caller for longer
 
 
@@ -58,9 +60,9 @@ class Auditor:
     async def _write(self, scope: Scope, status: int) -> None:
         state = scope.get("state", {})
         call: Call | None = state.get("call")
-        if call is None or not call.changes or "caller" not in state:
-            return
         noted = state.get("log_fields", {})
+        if call is None or not call.changes or "caller" not in state or noted.get("code") in _FLOODS:
+            return
         named = scope.get("path_params", {})
         entry = AuditEntry(
             at=self._clock(),

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from torpor.service.auth.access import AccessTable, Call
 from torpor.service.auth.roles import ANYBODY, LOCAL, Caller
+from torpor.service.limits.rates import Rates
 from torpor.service.logs import note
 from torpor.service.problems import Code, Problem
 
@@ -22,9 +23,12 @@ class Callers(Protocol):
 class Guard:
     """ASGI. callers None: there are no tokens, and everybody who reaches the loopback address may do everything."""
 
-    def __init__(self, app: ASGIApp, callers: Callers | None, table: AccessTable | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, callers: Callers | None, rates: Rates, table: AccessTable | None = None
+    ) -> None:
         self._app = app
         self._callers = callers
+        self._rates = rates
         self._table = table or AccessTable()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,13 +52,20 @@ class Guard:
     def _let_in(self, request: Request, state: dict[str, Any]) -> Caller:
         """Raises the Problem that the answer is. What is known by then is in `state`, for others who ask."""
         call = state["call"] = self._table.find(request.method, request.scope["path"])
-        if self._callers is None:
-            caller = state["caller"] = LOCAL
-            return caller
         if call is not None and call.is_open:
             caller = state["caller"] = ANYBODY
             return caller
-        caller = state["caller"] = self._identify(self._callers, request)
+        address = request.client.host if request.client is not None else "unknown"
+        if self._callers is None:
+            caller = state["caller"] = LOCAL
+            self._rates.count(f"address {address}")
+            return caller
+        try:
+            caller = state["caller"] = self._identify(self._callers, request)
+        except Problem:
+            self._rates.count(f"address {address}")  # guesses come no faster
+            raise
+        self._rates.count(f"caller {caller.name}")
         if call is None:
             raise _no_such_call(request, self._table.methods(request.scope["path"]))
         if not caller.roles & call.roles:

@@ -62,6 +62,7 @@ ERROR_CLASSES: Mapping[int, type[ProblemError]] = {
     401: Denied,
     403: Denied,
     404: NotFound,
+    408: Rejected,
     409: Rejected,
     413: BadRequest,
     412: Rejected,

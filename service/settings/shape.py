@@ -27,6 +27,7 @@ from torpor.actors.config import (
     RecoverPolicy,
 )
 from torpor.actors.messages import RestoreMode
+from torpor.service.limits.bounds import Bounds
 from torpor.service.units import parse_duration_s, parse_size_bytes
 
 SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
@@ -146,6 +147,18 @@ class AuthSettings(_Section):
     tokens_file: Annotated[str, Field(min_length=1)] | None = None
 
 
+class LimitSettings(_Section):
+    """Of one front end; service/limits/bounds.py says what each bounds."""
+
+    body_bytes: Annotated[SizeBytes, Field(ge=1024)] = Bounds().body_bytes
+    body_timeout_s: DurationS = Bounds().body_timeout_s
+    inference_requests: Annotated[int, Field(ge=1, le=1_000_000)] = Bounds().inference_requests
+    control_requests: Annotated[int, Field(ge=1, le=1_000_000)] = Bounds().control_requests
+    event_streams: Annotated[int, Field(ge=0, le=1_000_000)] = Bounds().event_streams
+    requests_per_s: Annotated[float, Field(gt=0, le=1e9, strict=False)] | None = Bounds().requests_per_s
+    burst: Annotated[int, Field(ge=1, le=1_000_000_000)] = Bounds().burst
+
+
 class RaySettings(_Section):
     """address: of the Ray cluster that `serve --connect` and `apply` join; auto = RAY_ADDRESS, or this machine's."""
 
@@ -165,6 +178,7 @@ class Settings(_Section):
     deadlines: DeadlineSettings = DeadlineSettings()
     http: HttpSettings = HttpSettings()
     auth: AuthSettings = AuthSettings()
+    limits: LimitSettings = LimitSettings()
     journal: JournalSettings = JournalSettings()
     ray: RaySettings = RaySettings()
     weights_roots: tuple[str, ...] = ()  # absolute folders of the ranks' nodes

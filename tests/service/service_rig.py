@@ -69,8 +69,9 @@ async def make_rig(
     gate: GateConfig = GATE,
     making: bool = False,
     tokens: str | None = None,
+    **more: Any,
 ) -> AsyncIterator[Rig]:
-    """making: the coordinator makes and ends ranks, too. tokens: the text of a tokens file."""
+    """making: the coordinator makes and ends ranks, too. tokens: the text of a tokens file. more: as of create_app."""
     config = config_of(models, folder / "journal.db", gate)
     cluster = MemoryCluster.build(config)
     journal = await Journal.open(config.journal_path)
@@ -82,7 +83,7 @@ async def make_rig(
     inference = MemoryInference(tuple(models), gate=lambda model: gate_of(cluster, model))
     log = io.StringIO()
     file = tokens_file(folder, tokens, log) if tokens is not None else None
-    app = app_over(coordinator, inference, config, log, tokens=file)
+    app = app_over(coordinator, inference, config, log, tokens=file, **more)
     async with client_of(app) as http:
         yield Rig(app, http, coordinator, cluster, inference, log)
         await app.state.context.inference.close()
