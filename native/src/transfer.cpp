@@ -1,8 +1,6 @@
 #include "torpor/transfer.hpp"
 
 #include <algorithm>
-#include <optional>
-#include <vector>
 
 namespace torpor {
 
@@ -10,39 +8,52 @@ namespace {
 constexpr std::chrono::seconds drain_limit{30};
 }  // namespace
 
+Transfer::~Transfer() {
+  if (in_flight_) drain(device_, stream_);
+}
+
+void Transfer::add(Copy next, bool joins) {
+  while (next.size_bytes > 0) {
+    const std::size_t part_bytes = std::min(next.size_bytes, transfer_window_bytes - window_bytes_);
+    Copy* const last = joins && !window_.empty() ? &window_.back() : nullptr;
+    if (last != nullptr && last->destination + last->size_bytes == next.destination &&
+        last->source + last->size_bytes == next.source) {
+      last->size_bytes += part_bytes;
+    } else {
+      window_.push_back({next.destination, next.source, part_bytes});
+    }
+    window_bytes_ += part_bytes;
+    next = {next.destination + part_bytes, next.source + part_bytes, next.size_bytes - part_bytes};
+    if (window_bytes_ == transfer_window_bytes) submit();
+  }
+}
+
+void Transfer::submit() {
+  if (window_.empty()) return;
+  in_flight_ = true;  // also when the call fails: some of it may be under way
+  device_.copy(window_, stream_);
+  const Device::Mark here = device_.mark(stream_);
+  if (before_) device_.wait_for(*before_, stream_, deadline_, stop_);
+  before_ = here;
+  ++windows_;
+  moved_bytes_ += window_bytes_;
+  window_.clear();
+  window_bytes_ = 0;
+}
+
+std::size_t Transfer::finish() {
+  submit();
+  if (in_flight_) device_.wait(stream_, deadline_, stop_);
+  in_flight_ = false;
+  before_.reset();
+  return moved_bytes_;
+}
+
 std::size_t transfer(Device& device, std::span<const Copy> copies, StreamId stream, Deadline deadline,
                      const StopFlag* stop) {
-  std::vector<Copy> window;
-  std::size_t window_bytes = 0;
-  std::size_t moved_bytes = 0;
-  std::optional<Device::Mark> before;
-  const auto run_window = [&] {
-    if (window.empty()) return;
-    device.copy(window, stream);
-    const Device::Mark here = device.mark(stream);
-    if (before) device.wait_for(*before, stream, deadline, stop);
-    before = here;
-    moved_bytes += window_bytes;
-    window.clear();
-    window_bytes = 0;
-  };
-  try {
-    for (Copy rest : copies) {
-      while (rest.size_bytes > 0) {
-        const std::size_t part_bytes = std::min(rest.size_bytes, transfer_window_bytes - window_bytes);
-        window.push_back({rest.destination, rest.source, part_bytes});
-        window_bytes += part_bytes;
-        rest = {rest.destination + part_bytes, rest.source + part_bytes, rest.size_bytes - part_bytes};
-        if (window_bytes == transfer_window_bytes) run_window();
-      }
-    }
-    run_window();
-    if (before) device.wait(stream, deadline, stop);
-  } catch (...) {
-    drain(device, stream);
-    throw;
-  }
-  return moved_bytes;
+  Transfer all(device, stream, deadline, stop);
+  for (const Copy& one : copies) all.add(one);
+  return all.finish();
 }
 
 void zero_range(Device& device, Address at, std::size_t size_bytes, Deadline deadline, const StopFlag* stop) {

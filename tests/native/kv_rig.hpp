@@ -17,6 +17,7 @@
 
 #include "check.hpp"
 #include "kv_transactions.hpp"
+#include "passing_device.hpp"
 #include "torpor/errors.hpp"
 #include "torpor/kv/kv_manager.hpp"
 #include "torpor/ledger.hpp"
@@ -40,64 +41,41 @@ constexpr std::size_t block = 4;
 constexpr std::size_t granule_bytes = std::size_t{64} << 10;
 
 // Passes everything on, with two differences: chunks of one granule, and as much host memory as it is told.
-class ScarceDevice final : public torpor::Device {
+class ScarceDevice final : public PassingDevice {
  public:
-  explicit ScarceDevice(std::shared_ptr<Device> inner) : inner_(std::move(inner)) {}
+  using PassingDevice::PassingDevice;
   std::atomic<std::size_t> host_free_bytes{SIZE_MAX / 2};
   std::vector<torpor::ByteRange> last_summed;  // what the last checksum was asked for
   std::atomic<std::size_t> maps{0};            // so far
   std::vector<Address> copied_out;             // where copies off the device went, in order
 
-  torpor::DeviceKind kind() const noexcept override { return inner_->kind(); }
-  std::string id() const override { return inner_->id(); }
-  int ordinal() const noexcept override { return inner_->ordinal(); }
-  std::size_t granularity_bytes() const noexcept override { return inner_->granularity_bytes(); }
-  std::size_t chunk_bytes() const noexcept override { return inner_->granularity_bytes(); }
-  bool can_pin() const noexcept override { return inner_->can_pin(); }
-  torpor::MemoryInfo memory_info() override { return inner_->memory_info(); }
+  std::size_t chunk_bytes() const noexcept override { return granularity_bytes(); }
   std::size_t free_host_bytes() const override {
-    return std::min<std::size_t>(host_free_bytes, inner_->free_host_bytes());
+    return std::min<std::size_t>(host_free_bytes, PassingDevice::free_host_bytes());
   }
-  Address reserve_range(std::size_t size) override { return inner_->reserve_range(size); }
-  void unreserve_range(Address base, std::size_t size) noexcept override {
-    inner_->unreserve_range(base, size);
-  }
-  torpor::PhysicalHandle create_physical(std::size_t size) override { return inner_->create_physical(size); }
-  void destroy_physical(torpor::PhysicalHandle handle) noexcept override { inner_->destroy_physical(handle); }
   void map_range(Address at, torpor::PhysicalHandle handle, std::size_t size) override {
-    inner_->map_range(at, handle, size);
+    PassingDevice::map_range(at, handle, size);
     ++maps;
   }
-  void unmap_range(Address at, std::size_t size) override { inner_->unmap_range(at, size); }
   Address create_host(std::size_t size, bool pinned) override {
     if (size > host_free_bytes) throw torpor::OutOfHostMemory("scarce", size, host_free_bytes);
     host_free_bytes -= size;
-    return inner_->create_host(size, pinned);
+    return PassingDevice::create_host(size, pinned);
   }
   void destroy_host(Address base, std::size_t size) noexcept override {
     host_free_bytes += size;
-    inner_->destroy_host(base, size);
+    PassingDevice::destroy_host(base, size);
   }
   void copy(std::span<const torpor::Copy> batch, torpor::StreamId stream) override {
-    inner_->copy(batch, stream);
+    PassingDevice::copy(batch, stream);
     if (stream != torpor::StreamId::out) return;
     for (const torpor::Copy& one : batch) copied_out.push_back(one.destination);
-  }
-  void fill(Address at, std::uint8_t value, std::size_t size, torpor::StreamId stream) override {
-    inner_->fill(at, value, size, stream);
-  }
-  void wait(torpor::StreamId stream, torpor::Deadline deadline, const torpor::StopFlag* stop) override {
-    inner_->wait(stream, deadline, stop);
   }
   std::vector<std::uint64_t> checksum(std::span<const torpor::ByteRange> ranges, torpor::StreamId stream,
                                       torpor::Deadline deadline, const torpor::StopFlag* stop) override {
     last_summed.assign(ranges.begin(), ranges.end());
-    return inner_->checksum(ranges, stream, deadline, stop);
+    return PassingDevice::checksum(ranges, stream, deadline, stop);
   }
-  void quiesce(torpor::Deadline deadline) override { inner_->quiesce(deadline); }
-
- private:
-  std::shared_ptr<Device> inner_;
 };
 
 // Every read and write is counted as a call of the device, and fails when that would.

@@ -31,6 +31,24 @@ CASE("neighbours on both sides become one copy, others stay apart") {
   CHECK(same(batches.pinned[1], {device_base + 150, host_base + 200, 10}));
 }
 
+CASE("who asks for many addresses gets what one alone would, in ranges, between them and beyond") {
+  HostRanges host;
+  host.add(host_base, {4096, true});
+  host.add(host_base + 4096, {4096, false});
+  host.add(host_base + 16384, {100, true});
+  HostRanges::Reader many(host);
+  for (std::size_t i = 0, at = 0; i < 2000; ++i, at = (at * 31 + 977) % 20000) {
+    const Address asked = i % 5 == 0 ? device_base + at : i % 7 == 0 ? at : host_base + at;
+    const auto found = many.room_at(asked);
+    const auto alone = host.room_at(asked);
+    CHECK(found.has_value() == alone.has_value());
+    CHECK(found.has_value() ==
+          (asked >= host_base && asked < device_base && (at < 8192 || (at >= 16384 && at < 16484))));
+    if (found) CHECK(found->size_bytes == alone->size_bytes && found->pinned == alone->pinned);
+    if (found && at < 8192) CHECK(found->size_bytes == 4096 - at % 4096 && found->pinned == (at < 4096));
+  }
+}
+
 CASE("no copy crosses the border of a registered piece, in either direction") {
   HostRanges host;
   host.add(host_base, {3 * gib, true});

@@ -138,3 +138,28 @@ CASE("a wake without the host memory for pages made anew takes nothing at all, a
   rig.wake();
   all_awake(pair, RestoreMode::none);
 }
+
+CASE("a wake of much maps memory while pages are under way; a fault in the last of it takes all back (M3)") {
+  constexpr std::size_t mib = std::size_t{1} << 20;
+  Rig rig({.gpu_slots = 84 * mib / page_bytes, .seed = 2, .device_bytes = 88 * mib});
+  std::vector<Tracked> all;
+  for (int i = 0; i < 36; ++i) {  // 72 MiB: more than one window
+    all.push_back(rig.started(std::to_string(i), tokens_from(i, 4 * 256)));
+  }
+  rig.sleep(RestoreMode::pinned);
+  const std::size_t free_asleep = rig.free_bytes();
+  const auto plan = rig.plan(Action::wake);
+  rig.device->fail_at(0);
+  rig.stage(plan);
+  const std::vector<std::string> calls = rig.device->log();
+  const auto first_copy = std::ranges::find(calls, "copy") - calls.begin();
+  const auto last_map = std::ranges::find(calls.rbegin(), calls.rend(), "map_range").base() - calls.begin();
+  CHECK(first_copy < last_map);
+  rig.ledger->abort();
+  rig.device->fail_at(static_cast<std::uint64_t>(last_map));
+  CHECK_THROWS(torpor::DeviceError, rig.stage(plan));
+  CHECK(rig.kv->parked() && rig.free_bytes() == free_asleep);
+  rig.device->fail_at(0);
+  rig.wake();
+  for (const Tracked& one : all) CHECK(rig.holds(one));
+}

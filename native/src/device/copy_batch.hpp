@@ -25,9 +25,28 @@ class HostRanges final {
   // Bytes from `at` to the end of its registered piece; pinned as the range is. Nothing when it is no host
   // address.
   [[nodiscard]] std::optional<Range> room_at(Address at) const noexcept;
+  // Asks for one address after the other: most lie in the range of the one before. The ranges must not change
+  // meanwhile.
+  class Reader;
 
  private:
+  // From `at`, which lies in this range at `base`.
+  [[nodiscard]] static Range room_in(Address base, const Range& range, Address at) noexcept;
   std::map<Address, Range> ranges_;
+};
+
+class HostRanges::Reader final {
+ public:
+  explicit Reader(const HostRanges& ranges) noexcept : ranges_(ranges) {}
+  [[nodiscard]] std::optional<Range> room_at(Address at) noexcept;
+
+ private:
+  const HostRanges& ranges_;
+  Address base_ = 0;
+  Range range_{0, false};  // at base_; 0 bytes: none known yet
+  // No host address lies between these two: device memory, one range for all its addresses.
+  Address gap_begin_ = 0;
+  Address gap_end_ = 0;
 };
 
 struct Batches {

@@ -105,6 +105,13 @@ void PieceStore::close_all() noexcept {
   pieces_.clear();
 }
 
+std::vector<std::size_t> PieceStore::first_numbers() const {
+  std::vector<std::size_t> numbers{0};
+  numbers.reserve(pieces_.size() + 1);
+  for (const Piece& piece : pieces_) numbers.push_back(numbers.back() + piece.places);
+  return numbers;
+}
+
 std::uint64_t PieceStore::at(Place place) const noexcept {
   return base(place.piece) + std::uint64_t{place.index} * sizes_.place_bytes;
 }

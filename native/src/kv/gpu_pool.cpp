@@ -57,8 +57,8 @@ std::size_t GpuPool::mapped_bytes() const noexcept {
 }
 
 std::int32_t GpuPool::take() noexcept {
-  assert(!free_.empty());
-  if (random_) std::swap(free_[(*random_)() % free_.size()], free_.back());
+  assert(ready_slots() > 0);
+  if (random_) std::swap(free_[bare_slots_ + (*random_)() % ready_slots()], free_.back());
   const std::int32_t slot = free_.back();
   free_.pop_back();
   return slot;
@@ -77,7 +77,30 @@ void GpuPool::give_back_all() noexcept {
 
 void GpuPool::map() {
   assert(mappings_.empty());
-  mappings_ = map_chunks(device_, range_.base(), size_bytes_, chunk_bytes_);
+  try {
+    while (map_next()) continue;
+  } catch (...) {
+    drop_mappings();
+    throw;
+  }
+}
+
+bool GpuPool::map_next() {
+  if (mapped_bytes() >= size_bytes_) return false;
+  (void)add_new_chunk(size_bytes_ - mapped_bytes());
+  count_bare_slots();
+  return true;
+}
+
+void GpuPool::drop_mappings() noexcept {
+  mappings_.clear();
+  count_bare_slots();
+}
+
+// A pool changes between parked and mapped only while all slots without memory are free; in the order of
+// give_back_all they are the first ones then.
+void GpuPool::count_bare_slots() noexcept {
+  bare_slots_ = slots_ - std::min(slots_, mapped_bytes() / page_bytes_);
 }
 
 std::size_t GpuPool::release_one() {
@@ -85,6 +108,7 @@ std::size_t GpuPool::release_one() {
   const std::size_t bytes = mappings_.back().size_bytes();
   mappings_.back().release();
   mappings_.pop_back();
+  count_bare_slots();
   return bytes;
 }
 
@@ -127,6 +151,7 @@ std::size_t GpuPool::add_new_chunk(std::size_t limit_bytes) {
 void GpuPool::settle(const std::vector<bool>& used) noexcept {
   size_bytes_ = mapped_bytes();
   slots_ = size_bytes_ / page_bytes_;
+  count_bare_slots();
   free_.clear();
   for (std::size_t slot = slots_; slot > 0; --slot) {
     const bool taken = slot <= used.size() && used[slot - 1];

@@ -135,7 +135,7 @@ void KvManager::add_saving(Item& item, Tier to, const Drops& drops) const {
 
 // Gives every page that is saved its place. What is dropped goes when the sleep commits, and until then room
 // beyond the ceilings serves; where the machine has none, what is dropped in cold tiers goes now.
-std::vector<Move> KvManager::plan_save(std::size_t group, Tier to) {
+PageCache::Travellers KvManager::plan_save(std::size_t group, Tier to) {
   PageCache& cache = caches_[group];
   const Drops none(spec_.layout);
   const Drops& drops = drops_ ? *drops_ : none;

@@ -98,7 +98,7 @@ Evicted KvManager::evicted() const noexcept {
 }
 
 void KvManager::stage_sleep(const Item& item, UndoStack& undo, StageContext& context) {
-  std::vector<std::vector<Move>> moves(caches_.size());
+  std::vector<PageCache::Travellers> leaving(caches_.size());
   {
     const std::lock_guard guard(mutex_);
     evicted_ = {};
@@ -106,26 +106,35 @@ void KvManager::stage_sleep(const Item& item, UndoStack& undo, StageContext& con
     undo.push([this]() noexcept { undo_sleep(); });
     stage_ = Stage::sleep;
     staged_mode_ = item.mode;
-    if (!parked_ && preserves(item.mode)) {
-      // The same choice as the plan's: nothing has moved since.
-      if (item.evicts_within) drops_.emplace(choose_drops(tier_of(item.mode), *item.evicts_within));
-      for (std::size_t group = 0; group < caches_.size(); ++group) {
-        moves[group] = plan_save(group, tier_of(item.mode));
-      }
+    if (parked_ || !preserves(item.mode)) return;
+    // The same choice as the plan's: nothing has moved since.
+    if (item.evicts_within) drops_.emplace(choose_drops(tier_of(item.mode), *item.evicts_within));
+    for (std::size_t group = 0; group < caches_.size(); ++group) {
+      leaving[group] = plan_save(group, tier_of(item.mode));
     }
   }
+  if (context.verify) sums_.begin();
+  for (std::size_t group = 0; group < caches_.size(); ++group) save(caches_[group], leaving[group], context);
+  sums_.end();
+}
+
+// Pages get their places while earlier ones are under way: the books of small pages take nearly as long as
+// the copies.
+void KvManager::save(PageCache& cache, PageCache::Travellers& leaving, StageContext& context) {
   const Limits limits{context.deadline, context.stop};
-  const bool records = context.verify && !parked_ && preserves(item.mode);
-  if (records) sums_.begin();
-  for (std::size_t group = 0; group < caches_.size(); ++group) {
-    PageCache& cache = caches_[group];
-    if (records) {
-      sums_.record(cache.mover(), moves[group], limits);
-      for (const Tier tier : {Tier::disk, Tier::host})
-        sums_.record(cache.mover(), cache.resting(tier), limits);
+  PageMover::Flow flow(cache.mover(), limits);
+  std::vector<Move> moves;
+  while (!leaving.done()) {
+    {
+      const std::lock_guard guard(mutex_);
+      cache.save_next(leaving, cache.mover().flow_pages(), moves);
     }
-    context.moved_bytes += cache.mover().run(moves[group], limits);
+    if (context.verify) sums_.record(cache.mover(), moves, limits);
+    flow.add(moves);
   }
+  context.moved_bytes += flow.finish();
+  if (!context.verify) return;
+  for (const Tier tier : {Tier::disk, Tier::host}) sums_.record(cache.mover(), cache.resting(tier), limits);
 }
 
 void KvManager::undo_sleep() noexcept {

@@ -5,12 +5,27 @@
 // cold tier on the GPU, the GPU pool, and the page tables. Saved copies stay until publish, so that a wake
 // that is taken back has lost nothing.
 #include <algorithm>
+#include <deque>
 
 #include "torpor/errors.hpp"
 #include "torpor/kv/kv_manager.hpp"
 #include "torpor/transfer.hpp"
 
 namespace torpor::kv {
+namespace {
+
+constexpr std::size_t prefetch_ahead = 12;  // pages: about as long as a look into memory takes
+
+}  // namespace
+
+// What is under way to one pool group.
+struct KvManager::Arriving {
+  Arriving(PageCache& to, const StageContext& context)
+      : cache(to), flow(to.mover(), {context.deadline, context.stop}) {}
+  PageCache& cache;
+  PageMover::Flow flow;
+  std::vector<Move> moves;  // kept where their contents are to be checked
+};
 
 Item KvManager::plan_wake() const {
   const std::lock_guard guard(mutex_);
@@ -49,31 +64,24 @@ void KvManager::stage_wake(const Item&, UndoStack&, StageContext& context) {
     if (stage_ != Stage::wake) return;
   }
   for (const Tier tier : {Tier::cold_gpu, Tier::gpu}) restore(tier, context);
-  const std::lock_guard guard(mutex_);
-  write_tables();
 }
 
 // Every page of the tier has its room again afterwards, and in it what was saved, or a page of zeros. In the
-// GPU pool what a discard left is undefined but after memset.
+// GPU pool what a discard left is undefined but after memset. Page tables are written while the last copies
+// are under way.
 void KvManager::restore(Tier tier, StageContext& context) {
-  const kv::Limits limits{context.deadline, context.stop};
-  std::vector<PageCache::Restore> plans;
-  {
+  std::deque<Arriving> arriving;
+  for (PageCache& cache : caches_) begin_restore(cache, tier, arriving.emplace_back(cache, context), context);
+  if (tier == Tier::gpu) {
     const std::lock_guard guard(mutex_);
-    for (PageCache& cache : caches_) {
-      cache.map(tier);
-      plans.push_back(cache.plan_restore(tier));
-    }
+    write_tables();
   }
-  for (std::size_t group = 0; group < caches_.size(); ++group) {
-    PageCache& cache = caches_[group];
-    if (tier == Tier::gpu && mode_ == RestoreMode::memset) {
-      zero_range(*device_, cache.gpu().base(), cache.gpu().size_bytes(), limits.deadline, limits.stop);
-    }
-    cache.mover().write_blank(plans[group].blanks, limits);
-    context.moved_bytes += cache.mover().run(plans[group].moves, limits);
-    if (sums_.same(cache.mover(), plans[group].moves, limits) &&
-        sums_.same(cache.mover(), cache.resting(tier), limits)) {
+  const kv::Limits limits{context.deadline, context.stop};
+  for (Arriving& one : arriving) {
+    context.moved_bytes += one.flow.finish();
+    if (!sums_.recorded()) continue;
+    if (sums_.same(one.cache.mover(), one.moves, limits) &&
+        sums_.same(one.cache.mover(), one.cache.resting(tier), limits)) {
       continue;
     }
     throw ContentsCorrupt(
@@ -82,6 +90,36 @@ void KvManager::restore(Tier tier, StageContext& context) {
             "the tag to sleep with restore mode none and compute them anew",
         spec_.tag);
   }
+}
+
+// Pages get their room, and the pool its memory, while earlier pages are under way.
+void KvManager::begin_restore(PageCache& cache, Tier tier, Arriving& arriving, StageContext& context) {
+  const kv::Limits limits{context.deadline, context.stop};
+  const bool zeroed = tier == Tier::gpu && mode_ == RestoreMode::memset;
+  PageCache::Travellers returning;
+  {
+    const std::lock_guard guard(mutex_);
+    if (tier != Tier::gpu || zeroed) cache.map(tier);
+    returning = cache.plan_restore(tier);
+  }
+  if (zeroed) {
+    zero_range(*device_, cache.gpu().base(), cache.gpu().size_bytes(), limits.deadline, limits.stop);
+  }
+  PageCache::Restore todo;
+  for (std::size_t windows = 0; !returning.done();) {
+    {
+      const std::lock_guard guard(mutex_);
+      if (tier == Tier::gpu && arriving.flow.windows() > windows) (void)cache.map_next();
+      windows = arriving.flow.windows();
+      cache.restore_next(returning, cache.mover().flow_pages(), todo);
+    }
+    cache.mover().write_blank(todo.blanks, limits);
+    arriving.flow.add(todo.moves);
+    if (sums_.recorded()) arriving.moves.insert(arriving.moves.end(), todo.moves.begin(), todo.moves.end());
+  }
+  if (tier != Tier::gpu) return;
+  const std::lock_guard guard(mutex_);
+  while (cache.map_next()) continue;
 }
 
 void KvManager::undo_wake() noexcept {
@@ -119,8 +157,11 @@ void KvManager::write_tables() noexcept {
   for (auto& [id, record] : sequences_) {
     if (record->state != SequenceState::active) continue;
     for (const Strand& one : record->strands) {
-      std::ranges::transform(one.pages, one.table.get(),
-                             [](const Page* page) { return page != nullptr ? page->slot : no_slot; });
+      for (std::size_t i = 0; i < one.pages.size(); ++i) {
+        // The pages of a sequence lie far from each other.
+        if (i + prefetch_ahead < one.pages.size()) __builtin_prefetch(one.pages[i + prefetch_ahead]);
+        one.table[static_cast<std::ptrdiff_t>(i)] = one.pages[i] != nullptr ? one.pages[i]->slot : no_slot;
+      }
     }
   }
 }

@@ -122,13 +122,18 @@ void PageCache::give_back(Place& place) noexcept {
   place = Place{};
 }
 
+void PageCache::give_back_saved(Page& page) noexcept {
+  if (page.saved) --saved_in_[index(page.saved.tier)];
+  give_back(page.saved);
+}
+
 void PageCache::free_page(Page& page) noexcept {
   assert(page.node == nullptr && page.sequences == 0);
   set_scratch(page, false);
   if (page.list != nullptr) page.list->remove(page);
   if (page.slot != no_slot) gpu_.give_back(std::exchange(page.slot, no_slot));
   give_back(page.place);
-  give_back(page.saved);
+  give_back_saved(page);
   --in_tier_[index(page.tier)];
   page.status = Status::unused;
   pages_.give_back(page);
@@ -152,7 +157,7 @@ void PageCache::discard() noexcept {
   for (Page& page : pages_.all()) {
     if (page.status == Status::unused) continue;
     give_back(page.place);
-    give_back(page.saved);
+    give_back_saved(page);
   }
   trim();
 }

@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <tuple>
 #include <utility>
-
-#include "torpor/transfer.hpp"
 
 namespace torpor::kv {
 namespace {
@@ -89,39 +86,9 @@ bool PageMover::straight(const Move& move) const noexcept {
 }
 
 std::size_t PageMover::run(std::span<const Move> moves, const Limits& limits) {
-  std::vector<Move> sorted(moves.begin(), moves.end());
-  const auto key = [this](const Move& move) {
-    return std::tuple(!straight(move), move.from.tier, move.to.tier);
-  };
-  std::ranges::stable_sort(sorted, {}, key);
-  std::size_t moved_bytes = 0;
-  for (auto begin = sorted.begin(); begin != sorted.end();) {
-    const auto end =
-        std::find_if(begin, sorted.end(), [&](const Move& move) { return key(move) != key(*begin); });
-    const std::span group(begin, end);
-    if (straight(*begin)) {
-      copy_straight(group, limits);
-    } else {
-      copy_buffered(group, limits);
-    }
-    moved_bytes += group.size() * (begin->to.tier == Tier::gpu ? page_bytes_ : cold_bytes_);
-    begin = end;
-  }
-  return moved_bytes;
-}
-
-void PageMover::copy_straight(std::span<const Move> moves, const Limits& limits) {
-  const bool out = !on_device(moves.front().to.tier);
-  const bool pages = moves.front().from.tier == Tier::gpu || moves.front().to.tier == Tier::gpu;
-  std::vector<PageMove> copies;
-  copies.reserve(moves.size());
-  for (const Move& move : moves) {
-    const PageEnd& device = out ? move.from : move.to;
-    const PageEnd& other = out ? move.to : move.from;
-    copies.push_back({static_cast<Address>(device.at), static_cast<Address>(other.at), other.piece});
-  }
-  move_pages(*device_, out ? StreamId::out : StreamId::in, std::move(copies),
-             pages ? page_bytes_ : cold_bytes_, limits);
+  Flow all(*this, limits);
+  all.add(moves);
+  return all.finish();
 }
 
 void PageMover::copy_buffered(std::span<const Move> moves, const Limits& limits) {

@@ -3,12 +3,29 @@
 #include <utility>
 
 #include "torpor/kv/page_cache.hpp"
+#include "torpor/kv/page_order.hpp"
 
 namespace torpor::kv {
 namespace {
 
+constexpr std::size_t prefetch_ahead = 12;
+
 bool is_on_gpu(const Page& page) noexcept {
   return page.status != Status::unused && (page.tier == Tier::gpu || page.tier == Tier::cold_gpu);
+}
+
+// Pages are used in an order of their own, and each is far from the one before.
+void prefetch(const PageCache::Travellers& some, std::size_t end) noexcept {
+  if (some.next + prefetch_ahead < end) __builtin_prefetch(some.pages[some.next + prefetch_ahead], 1);
+}
+
+// The first `count` ones by status come first; else all stay in the order in which they are.
+void put_first(std::vector<Page*>& pages, std::size_t count) {
+  std::vector<Page*> first = pages;
+  std::ranges::nth_element(first, first.begin() + static_cast<std::ptrdiff_t>(count), {}, &Page::status);
+  first.resize(count);
+  std::ranges::sort(first);
+  std::ranges::stable_partition(pages, [&](Page* page) { return std::ranges::binary_search(first, page); });
 }
 
 }  // namespace
@@ -21,18 +38,24 @@ std::size_t PageCache::saved_pages() const noexcept {
   return saved_pages(Tier::host) + saved_pages(Tier::disk);
 }
 
-std::size_t PageCache::saved_pages(Tier tier) const noexcept {
-  return static_cast<std::size_t>(std::ranges::count_if(pages_.all(), [tier](const Page& page) {
-    return is_on_gpu(page) && page.saved && page.saved.tier == tier;
-  }));
-}
-
-std::vector<Page*> PageCache::pages_leaving_gpu() {
-  std::vector<Page*> found;
-  found.reserve(pages_in(Tier::gpu) + pages_in(Tier::cold_gpu));
+// In the order of their slots, so that neighbours get neighbouring places: fewer, larger copies.
+std::vector<Page*> PageCache::pages_leaving_gpu(std::span<Page* const> without) {
+  std::vector<Page*> left_out(without.begin(), without.end());
+  std::ranges::sort(left_out);
+  PageOrder slots(pages_in(Tier::gpu), gpu_.slots());
+  PageOrder places(pages_in(Tier::cold_gpu), cold_gpu_ ? cold_gpu_->ceiling_places() : 0);
   for (Page& page : pages_.all()) {
-    if (is_on_gpu(page)) found.push_back(&page);
+    if (!is_on_gpu(page) || page.scratch) continue;
+    if (!left_out.empty() && std::ranges::binary_search(left_out, &page)) continue;
+    if (page.tier == Tier::gpu) {
+      slots.add(static_cast<std::size_t>(page.slot), page);
+    } else {
+      places.add(page.place.index, page);
+    }
   }
+  std::vector<Page*> found = slots.take();
+  const std::vector<Page*> cold = places.take();
+  found.insert(found.end(), cold.begin(), cold.end());
   return found;
 }
 
@@ -54,40 +77,38 @@ std::size_t PageCache::buffer_bytes(Tier saved, std::size_t pages) const noexcep
   return mover_.buffer_bytes(pages);
 }
 
-std::vector<Move> PageCache::plan_save(Tier to, std::size_t spilled, std::span<Page* const> without) {
-  std::vector<Page*> pages = pages_leaving_gpu();
-  std::vector<Page*> left_out(without.begin(), without.end());
-  std::ranges::sort(left_out);
-  std::erase_if(
-      pages, [&](const Page* page) { return page->scratch || std::ranges::binary_search(left_out, page); });
-  const auto first_in_host = pages.begin() + static_cast<std::ptrdiff_t>(spilled);
-  if (spilled > 0) std::ranges::nth_element(pages, first_in_host, {}, &Page::status);
-  // Neighbours get neighbouring places: fewer, larger copies.
-  const auto lies_at = [this](const Page* page) {
-    return page->tier == Tier::gpu ? end_at(page->slot).at : end_at(page->place).at;
-  };
-  std::sort(pages.begin(), first_in_host, [&](Page* a, Page* b) { return lies_at(a) < lies_at(b); });
-  std::sort(first_in_host, pages.end(), [&](Page* a, Page* b) { return lies_at(a) < lies_at(b); });
-  std::vector<Move> moves;
-  moves.reserve(pages.size());
-  if (spilled > 0) store(Tier::disk)->ensure(spilled);
+PageCache::Travellers PageCache::plan_save(Tier to, std::size_t spilled, std::span<Page* const> without) {
+  Travellers leaving{.tier = to, .pages = pages_leaving_gpu(without), .spilled = spilled};
+  if (spilled > 0) {
+    put_first(leaving.pages, spilled);
+    store(Tier::disk)->ensure(spilled);
+  }
   try {
-    store(to)->ensure(pages.size() - spilled);
+    store(to)->ensure(leaving.pages.size() - spilled);
   } catch (...) {
     trim();
     throw;
   }
-  for (Page* page : pages) {
-    page->saved = store(moves.size() < spilled ? Tier::disk : to)->take();
-    const PageEnd from = page->tier == Tier::gpu ? end_at(page->slot) : end_at(page->place);
-    moves.push_back({page, from, end_at(page->saved)});
+  return leaving;
+}
+
+void PageCache::save_next(Travellers& leaving, std::size_t limit, std::vector<Move>& moves) {
+  moves.clear();
+  const std::size_t end = std::min(leaving.pages.size(), leaving.next + limit);
+  moves.reserve(end - leaving.next);
+  for (; leaving.next < end; ++leaving.next) {
+    prefetch(leaving, end);
+    Page& page = *leaving.pages[leaving.next];
+    page.saved = store(leaving.next < leaving.spilled ? Tier::disk : leaving.tier)->take();
+    ++saved_in_[index(page.saved.tier)];
+    const PageEnd from = page.tier == Tier::gpu ? end_at(page.slot) : end_at(page.place);
+    moves.push_back({&page, from, end_at(page.saved)});
   }
-  return moves;
 }
 
 void PageCache::drop_saved() noexcept {
   for (Page& page : pages_.all()) {
-    if (is_on_gpu(page)) give_back(page.saved);
+    if (is_on_gpu(page)) give_back_saved(page);
   }
   trim();
 }
@@ -102,33 +123,52 @@ void PageCache::leave_slots() noexcept {
   if (cold_gpu_) cold_gpu_->pool().give_back_all();
 }
 
-PageCache::Restore PageCache::plan_restore(Tier tier) {
-  const bool gpu = tier == Tier::gpu;
-  std::vector<Page*> pages;
-  for (Page& page : pages_.all()) {
-    const bool away = gpu ? page.slot == no_slot : !page.place;
-    if (page.status != Status::unused && page.tier == tier && away) pages.push_back(&page);
-  }
+PageCache::Travellers PageCache::plan_restore(Tier tier) {
+  Travellers returning{.tier = tier, .pages = {}};
+  if (pages_in(tier) == 0) return returning;
   // In the order of their places: with slots given in order that joins the copies.
-  std::ranges::sort(pages, {}, [this](const Page* page) { return page->saved ? end_at(page->saved).at : 0; });
-  Restore plan;
-  plan.moves.reserve(pages.size());
-  plan.blanks.reserve(pages.size());
-  if (!gpu && !pages.empty()) store(tier)->ensure(pages.size());
-  for (Page* page : pages) {
-    if (gpu) {
-      page->slot = gpu_.take();
+  const std::vector<std::size_t> in_host = host_.first_numbers();
+  const std::vector<std::size_t> on_disk = disk_ ? disk_->first_numbers() : std::vector<std::size_t>{0};
+  PageOrder saved(saved_pages(), in_host.back() + on_disk.back());
+  for (Page& page : pages_.all()) {
+    const bool away = tier == Tier::gpu ? page.slot == no_slot : !page.place;
+    if (page.status == Status::unused || page.tier != tier || !away) continue;
+    if (!page.saved) {
+      returning.pages.push_back(&page);
+    } else if (page.saved.tier == Tier::host) {
+      saved.add(in_host[page.saved.piece] + page.saved.index, page);
     } else {
-      page->place = store(tier)->take();
-    }
-    const PageEnd to = gpu ? end_at(page->slot) : end_at(page->place);
-    if (page->saved) {
-      plan.moves.push_back({page, end_at(page->saved), to});
-    } else if (!gpu) {
-      plan.blanks.push_back(to);
+      saved.add(in_host.back() + on_disk[page.saved.piece] + page.saved.index, page);
     }
   }
-  return plan;
+  const std::vector<Page*> with_contents = saved.take();
+  returning.pages.insert(returning.pages.end(), with_contents.begin(), with_contents.end());
+  if (tier != Tier::gpu && !returning.pages.empty()) store(tier)->ensure(returning.pages.size());
+  return returning;
+}
+
+void PageCache::restore_next(Travellers& returning, std::size_t limit, Restore& todo) {
+  todo.moves.clear();
+  todo.blanks.clear();
+  const bool gpu = returning.tier == Tier::gpu;
+  const std::size_t end = std::min(returning.pages.size(), returning.next + limit);
+  todo.moves.reserve(end - returning.next);
+  for (; returning.next < end; ++returning.next) {
+    prefetch(returning, end);
+    Page& page = *returning.pages[returning.next];
+    if (gpu) {
+      while (gpu_.ready_slots() == 0) (void)gpu_.map_next();
+      page.slot = gpu_.take();
+    } else {
+      page.place = store(returning.tier)->take();
+    }
+    const PageEnd to = gpu ? end_at(page.slot) : end_at(page.place);
+    if (page.saved) {
+      todo.moves.push_back({&page, end_at(page.saved), to});
+    } else if (!gpu) {
+      todo.blanks.push_back(to);
+    }
+  }
 }
 
 std::size_t PageCache::bytes_to_remake(Tier tier) const noexcept {

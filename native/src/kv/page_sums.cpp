@@ -1,5 +1,7 @@
 #include "torpor/kv/page_sums.hpp"
 
+#include <algorithm>
+
 namespace torpor::kv {
 namespace {
 
@@ -30,9 +32,16 @@ bool PageSums::same(PageMover& mover, std::span<const PageEnd> resting, const Li
 
 void PageSums::add(PageMover& mover, std::span<const PageEnd> pages, std::span<const PageEnd> asleep,
                    const Limits& limits) {
-  const std::vector<std::uint64_t> sums = mover.checksums(pages, StreamId::out, limits);
+  // Not behind the copies that are on their way out: those only read.
+  const std::vector<std::uint64_t> sums = mover.checksums(pages, StreamId::in, limits);
   for (std::size_t i = 0; i < pages.size(); ++i) {
-    sums_[static_cast<std::size_t>(asleep[i].tier)].insert_or_assign(asleep[i].at, sums[i]);
+    sums_[static_cast<std::size_t>(asleep[i].tier)].push_back({asleep[i].at, sums[i]});
+  }
+}
+
+void PageSums::end() {
+  for (Sums& of_tier : sums_) {
+    if (!std::ranges::is_sorted(of_tier, {}, &Sum::at)) std::ranges::sort(of_tier, {}, &Sum::at);
   }
 }
 
@@ -40,10 +49,17 @@ bool PageSums::are(PageMover& mover, std::span<const PageEnd> pages, std::span<c
                    const Limits& limits) const {
   if (!recorded_ || pages.empty()) return true;
   const std::vector<std::uint64_t> sums = mover.checksums(pages, StreamId::in, limits);
+  std::array<std::size_t, tier_count> nexts{};
   for (std::size_t i = 0; i < pages.size(); ++i) {
-    const auto& of_tier = sums_[static_cast<std::size_t>(asleep[i].tier)];
-    const auto found = of_tier.find(asleep[i].at);
-    if (found == of_tier.end() || found->second != sums[i]) return false;
+    const Sums& of_tier = sums_[static_cast<std::size_t>(asleep[i].tier)];
+    // Mostly the one behind the last.
+    std::size_t& next = nexts[static_cast<std::size_t>(asleep[i].tier)];
+    if (next >= of_tier.size() || of_tier[next].at != asleep[i].at) {
+      const auto found = std::ranges::lower_bound(of_tier, asleep[i].at, {}, &Sum::at);
+      next = static_cast<std::size_t>(found - of_tier.begin());
+    }
+    if (next >= of_tier.size() || of_tier[next].at != asleep[i].at) return false;
+    if (of_tier[next++].value != sums[i]) return false;
   }
   return true;
 }

@@ -67,6 +67,9 @@ class PieceStore : public ColdStore {
   void give_back(Place place) noexcept final;
   void trim() noexcept final;
   [[nodiscard]] std::uint64_t at(Place place) const noexcept final;
+  // The number of each piece's first place when all places are counted through, piece by piece; behind them
+  // how many there are.
+  [[nodiscard]] std::vector<std::size_t> first_numbers() const;
 
  protected:
   PieceStore(Tier tier, const Sizes& sizes);

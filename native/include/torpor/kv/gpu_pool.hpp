@@ -36,15 +36,20 @@ class GpuPool final {
     return range_.base() + static_cast<std::size_t>(slot) * page_bytes_;
   }
 
-  // There must be a free slot. What lies in it is undefined.
+  // There must be a free slot with memory under it. What lies in it is undefined.
   [[nodiscard]] std::int32_t take() noexcept;
   void give_back(std::int32_t slot) noexcept;
   void give_back_all() noexcept;
 
   // All or nothing; may throw.
   void map();
+  // Maps one more chunk of a pool that is parked or mapped in part; false when nothing is left. May throw;
+  // then nothing changed.
+  bool map_next();
+  // Free slots with memory under them: all but in a pool that is mapped in part.
+  [[nodiscard]] std::size_t ready_slots() const noexcept { return free_.size() - bare_slots_; }
   // Takes back map(): cannot fail, what the driver refuses to unmap is left to it.
-  void drop_mappings() noexcept { mappings_.clear(); }
+  void drop_mappings() noexcept;
   // Unmaps and frees one chunk and returns its bytes, 0 when nothing is mapped. May throw; then nothing
   // changed.
   [[nodiscard]] std::size_t release_one();
@@ -69,6 +74,8 @@ class GpuPool final {
   [[nodiscard]] const std::vector<std::int32_t>& free_list() const noexcept { return free_; }
 
  private:
+  void count_bare_slots() noexcept;
+
   std::shared_ptr<Device> device_;
   std::size_t page_bytes_;
   std::size_t slots_;
@@ -78,6 +85,7 @@ class GpuPool final {
   Reservation range_;
   std::vector<Mapping> mappings_;   // one behind the other from the base on
   std::vector<std::int32_t> free_;  // its capacity is slots_ at least: give_back must not allocate
+  std::size_t bare_slots_ = 0;      // without memory: all free, and the first ones in free_
 };
 
 }  // namespace torpor::kv

@@ -226,8 +226,11 @@ class KvManager final : public Participant,
   // The ceilings of this pool group: its share of the whole.
   [[nodiscard]] CacheLimits limits_of(std::size_t group, std::size_t gpu_bytes, std::size_t groups) const;
   void lose_contents() noexcept;
-  // Gives up the lock while it copies.
+  // Not held in these three, but between the copies.
+  void save(PageCache& cache, PageCache::Travellers& leaving, StageContext& context);
   void restore(Tier tier, StageContext& context);
+  struct Arriving;
+  void begin_restore(PageCache& cache, Tier tier, Arriving& arriving, StageContext& context);
   void publish_wake() noexcept;
   void undo_sleep() noexcept;
   void undo_wake() noexcept;
@@ -248,7 +251,7 @@ class KvManager final : public Participant,
   [[nodiscard]] Drops choose_drops(Tier to, const SaveRoom& room) const;
   [[nodiscard]] std::optional<Refusal> refuse_without_room(Tier to, const Drops& drops, bool evicts) const;
   void add_saving(Item& item, Tier to, const Drops& drops) const;
-  [[nodiscard]] std::vector<Move> plan_save(std::size_t group, Tier to);
+  [[nodiscard]] PageCache::Travellers plan_save(std::size_t group, Tier to);
   void evict(std::size_t group, std::span<Page* const> pages) noexcept;
   void evict_chosen() noexcept;
 

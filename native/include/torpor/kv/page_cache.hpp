@@ -109,7 +109,7 @@ class PageCache final {
   [[nodiscard]] std::size_t pages_to_save() const noexcept;
   // Of a parked cache: how many it has saved, and of them in this tier.
   [[nodiscard]] std::size_t saved_pages() const noexcept;
-  [[nodiscard]] std::size_t saved_pages(Tier tier) const noexcept;
+  [[nodiscard]] std::size_t saved_pages(Tier tier) const noexcept { return saved_in_[index(tier)]; }
   // Places that a sleep may still take there: what the tier's ceiling leaves, or as many as it likes where no
   // such tier was asked for and a temporary one serves.
   [[nodiscard]] std::size_t save_room(Tier to) const noexcept;
@@ -117,30 +117,46 @@ class PageCache final {
   [[nodiscard]] std::vector<Page*> first_to_evict(Tier tier) const;
   // Host memory that these pages pass through on their way there or back.
   [[nodiscard]] std::size_t buffer_bytes(Tier saved, std::size_t pages) const noexcept;
-  // Gives every one of them a place of its own in host memory or on disk beside its slot, and returns the
-  // moves to make. Not those in `without`; of the others so many go to the disk tier instead, the ones in use
-  // last. OutOfHostMemory, OutOfDisk; then nothing changed.
-  [[nodiscard]] std::vector<Move> plan_save(Tier to, std::size_t spilled = 0,
-                                            std::span<Page* const> without = {});
+  // Pages that a sleep or a wake moves, in the order in which they get their new room.
+  struct Travellers {
+    Tier tier = Tier::host;  // a sleep: that most are saved to; a wake: that they belong to
+    std::vector<Page*> pages;
+    std::size_t spilled = 0;  // of a sleep: so many of the first go to the disk tier instead
+    std::size_t next = 0;     // the first without its room
+    [[nodiscard]] bool done() const noexcept { return next == pages.size(); }
+  };
+  // Commits room in host memory or on disk for every one of them. Not for those in `without`; of the others
+  // so many go to the disk tier instead, the ones in use last. OutOfHostMemory, OutOfDisk; then nothing
+  // changed.
+  [[nodiscard]] Travellers plan_save(Tier to, std::size_t spilled = 0, std::span<Page* const> without = {});
+  // Gives the next ones, `limit` at most, a place of their own beside their slot, and puts the moves to make
+  // into `moves`, instead of what was there.
+  void save_next(Travellers& leaving, std::size_t limit, std::vector<Move>& moves);
   // The pages on the GPU leave their saved places: a save was taken back, or a restore is published.
   void drop_saved() noexcept;
   // The pages on the GPU leave their slots: the pools are being parked, or a restore was taken back.
   void leave_slots() noexcept;
-  // What brings the pages of one tier back: saved ones, and those in cold tiers that a discard has left
-  // without contents.
+  // The pages of one tier that have no room there: saved ones, and those that a discard has left without
+  // contents. Commits the room; the tiers of the GPU must be mapped, the pool of slots in part at least.
+  // OutOfHostMemory, OutOfDisk.
+  [[nodiscard]] Travellers plan_restore(Tier tier);
+  // What brings pages back.
   struct Restore {
     std::vector<Move> moves;
     std::vector<PageEnd> blanks;  // to be written anew
   };
-  // Gives every page of the tier that has no room there a slot or place. OutOfHostMemory, OutOfDisk; the
-  // tiers of the GPU must be mapped.
-  [[nodiscard]] Restore plan_restore(Tier tier);
+  // Gives the next ones, `limit` at most, a slot or place, and puts what is to be done into `todo`, instead
+  // of what was there. Maps more of the pool of slots where they are short; may throw; then whoever has got
+  // one keeps it.
+  void restore_next(Travellers& returning, std::size_t limit, Restore& todo);
   // Of a cache whose pages a discard has left without contents: what plan_restore commits.
   [[nodiscard]] std::size_t bytes_to_remake(Tier tier) const noexcept;
   // Drops those of these pages that are droppable still, with all that cannot be found without them.
   void evict(std::span<Page* const> pages) noexcept;
   // Maps the pool of that tier, all or nothing; may throw. Tiers outside the GPU have nothing to map.
   void map(Tier tier);
+  // One more chunk of the pool of slots; false when all of it is mapped. May throw; then nothing changed.
+  bool map_next() { return gpu_.map_next(); }
   void drop_mappings() noexcept;
   // Unmaps and frees one chunk and returns its bytes, 0 when nothing is mapped. May throw; then nothing
   // changed.
@@ -249,7 +265,8 @@ class PageCache final {
   [[nodiscard]] PageEnd end_at(Place place) const noexcept {
     return {place.tier, store(place.tier)->at(place), place.piece};
   }
-  [[nodiscard]] std::vector<Page*> pages_leaving_gpu();
+  [[nodiscard]] std::vector<Page*> pages_leaving_gpu(std::span<Page* const> without);
+  void give_back_saved(Page& page) noexcept;
   [[nodiscard]] EvictionQueue& droppable(Tier tier) noexcept { return droppable_[index(tier)]; }
   [[nodiscard]] const EvictionQueue& droppable(Tier tier) const noexcept { return droppable_[index(tier)]; }
   [[nodiscard]] EvictionQueue& held(Tier tier) noexcept { return held_[index(tier)]; }
@@ -273,6 +290,7 @@ class PageCache final {
   std::size_t locked_ = 0;
   std::size_t scratch_ = 0;
   std::array<std::size_t, tier_count> in_tier_{};
+  std::array<std::size_t, tier_count> saved_in_{};  // pages with a saved copy, by its tier
   CacheCounters counters_;
 };
 

@@ -4,9 +4,11 @@
 // passes a buffer, window by window. Sources are only read, so that a move that fails has changed nothing.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -16,9 +18,15 @@
 #include "torpor/host_pool.hpp"
 #include "torpor/kv/codec.hpp"
 #include "torpor/kv/page.hpp"
-#include "torpor/kv/page_move.hpp"
+#include "torpor/transfer.hpp"
 
 namespace torpor::kv {
+
+// Until when, and what may end it.
+struct Limits {
+  Deadline deadline;
+  const StopFlag* stop = nullptr;
+};
 
 // One end of a move. On gpu the page itself, elsewhere its cold form.
 struct PageEnd {
@@ -50,10 +58,16 @@ class PageMover final {
   [[nodiscard]] const Codec& codec() const noexcept { return *codec_; }
   // Of host memory, for moves of so many pages that pass through a buffer.
   [[nodiscard]] std::size_t buffer_bytes(std::size_t pages) const noexcept;
+  // What a Flow should be given at a time: little enough that the device never waits for the next ones.
+  [[nodiscard]] std::size_t flow_pages() const noexcept {
+    return std::max<std::size_t>(1, flow_bytes / std::max<std::size_t>(1, page_bytes_));
+  }
   // Makes all copies and waits. Returns the bytes written to their new places. Throws DeviceError,
   // DeviceBusy, Stopped, OutOfHostMemory (the buffer), OutOfDisk, PageRefused; then nothing is in flight any
   // more.
   std::size_t run(std::span<const Move> moves, const Limits& limits);
+  // The same for moves that are planned while earlier ones are under way.
+  class Flow;
   // Writes the cold form of a page of zeros to each of these places in cold tiers. Throws as run().
   void write_blank(std::span<const PageEnd> places, const Limits& limits);
   // One checksum each of what lies there, in the form that it has there: pages on disk pass a buffer. Throws
@@ -62,12 +76,12 @@ class PageMover final {
                                                      const Limits& limits);
 
  private:
+  static constexpr std::size_t flow_bytes = std::size_t{16} << 20;
   class Buffer;
   [[nodiscard]] std::size_t cold_stride() const noexcept;  // from one cold page in a buffer to the next
   [[nodiscard]] std::size_t page_stride() const noexcept;  // 0: a page and its cold form are one
   [[nodiscard]] std::size_t window_pages(std::size_t pages) const noexcept;
   [[nodiscard]] bool straight(const Move& move) const noexcept;
-  void copy_straight(std::span<const Move> moves, const Limits& limits);
   void copy_buffered(std::span<const Move> moves, const Limits& limits);
   void load(std::span<const Move> window, const Buffer& buffer, const Limits& limits);
   void store(std::span<const Move> window, const Buffer& buffer, const Limits& limits);
@@ -81,6 +95,39 @@ class PageMover final {
   std::shared_ptr<const Codec> codec_;
   std::size_t page_bytes_;
   std::size_t cold_bytes_;
+};
+
+// No move may need what another has written. Throws as run(); when it goes without finish() nothing is in
+// flight any more.
+class PageMover::Flow final {
+ public:
+  // The mover must outlive it.
+  Flow(PageMover& mover, const Limits& limits) : mover_(mover), limits_(limits) {}
+  // Returns while copies straight between GPU and host memory are under way still; those that pass a buffer
+  // are done. Moves in the order of their addresses, on either side, are the quickest: neighbours are joined.
+  void add(std::span<const Move> moves);
+  // Waits for all. Returns the bytes written to their new places since the start.
+  std::size_t finish();
+  // Windows of straight copies put under way since the start.
+  [[nodiscard]] std::size_t windows() const noexcept;
+
+ private:
+  void add_alike(std::span<const Move> moves);
+  void copy_straight(std::span<const Move> moves);
+  // One direction, and the piece of host memory that its last copy has an end in.
+  struct Lane {
+    Lane(Device& device, StreamId stream, const Limits& limits)
+        : transfer(device, stream, limits.deadline, limits.stop) {}
+    Transfer transfer;
+    std::uint32_t last_piece = 0;
+  };
+  [[nodiscard]] Lane& lane(bool out);
+
+  PageMover& mover_;
+  Limits limits_;
+  std::optional<Lane> out_;
+  std::optional<Lane> in_;
+  std::size_t moved_bytes_ = 0;
 };
 
 }  // namespace torpor::kv

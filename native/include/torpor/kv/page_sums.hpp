@@ -4,7 +4,6 @@
 #include <array>
 #include <cstdint>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "torpor/device.hpp"
@@ -26,17 +25,24 @@ class PageSums final {
   [[nodiscard]] bool same(PageMover& mover, std::span<const PageEnd> resting, const Limits& limits) const;
 
   void begin() noexcept { recorded_ = true; }
+  // After the last record(), before the first comparison.
+  void end();
   void clear() noexcept;
   [[nodiscard]] bool recorded() const noexcept { return recorded_; }
 
  private:
+  struct Sum {
+    std::uint64_t at;  // where it lies asleep
+    std::uint64_t value;
+  };
+  using Sums = std::vector<Sum>;
   void add(PageMover& mover, std::span<const PageEnd> pages, std::span<const PageEnd> asleep,
            const Limits& limits);
   [[nodiscard]] bool are(PageMover& mover, std::span<const PageEnd> pages, std::span<const PageEnd> asleep,
                          const Limits& limits) const;
 
   bool recorded_ = false;
-  std::array<std::unordered_map<std::uint64_t, std::uint64_t>, tier_count> sums_;  // by where it lies asleep
+  std::array<Sums, tier_count> sums_;  // by tier, in the order of addresses
 };
 
 }  // namespace torpor::kv
