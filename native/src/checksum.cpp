@@ -16,27 +16,8 @@ namespace torpor {
 namespace {
 
 constexpr std::size_t lane_bytes = sizeof(std::uint64_t);
-constexpr std::size_t unit_bytes = std::size_t{4} << 20;  // of a thread's work; a stop is heard between them
+constexpr std::size_t part_bytes = std::size_t{4} << 20;  // of a thread's work; a stop is heard between them
 constexpr std::size_t window_bytes = std::size_t{16} << 20;
-
-// A part of the range `owner`.
-struct Unit {
-  std::size_t owner;
-  Address at;
-  std::size_t size_bytes;
-  std::size_t position;
-};
-
-std::vector<Unit> units_of(std::span<const ByteRange> ranges, std::size_t limit_bytes) {
-  std::vector<Unit> units;
-  for (std::size_t owner = 0; owner < ranges.size(); ++owner) {
-    for (std::size_t at = 0; at < ranges[owner].size_bytes; at += limit_bytes) {
-      units.push_back(
-          {owner, ranges[owner].at + at, std::min(limit_bytes, ranges[owner].size_bytes - at), at});
-    }
-  }
-  return units;
-}
 
 void check_limits(Deadline deadline, const StopFlag* stop) {
   if (stop != nullptr && stop->load()) throw Stopped("stopped before the checksums were done");
@@ -47,20 +28,20 @@ bool must_end(Deadline deadline, const StopFlag* stop) noexcept {
   return (stop != nullptr && stop->load()) || Clock::now() > deadline;
 }
 
-// Units that fill one host buffer.
+// Parts that fill one host buffer.
 struct Window {
-  std::span<const Unit> units;
+  std::span<const ChecksumPart> parts;
   std::size_t size_bytes = 0;
 };
 
-std::vector<Window> windows_of(const std::vector<Unit>& units) {
+std::vector<Window> windows_of(const std::vector<ChecksumPart>& parts) {
   std::vector<Window> windows;
-  for (std::size_t first = 0, next = 0; first < units.size(); first = next) {
+  for (std::size_t first = 0, next = 0; first < parts.size(); first = next) {
     std::size_t size_bytes = 0;
-    while (next < units.size() && size_bytes + units[next].size_bytes <= window_bytes) {
-      size_bytes += round_up(units[next++].size_bytes, lane_bytes);
+    while (next < parts.size() && size_bytes + parts[next].range.size_bytes <= window_bytes) {
+      size_bytes += round_up(parts[next++].range.size_bytes, lane_bytes);
     }
-    windows.push_back({std::span(units).subspan(first, next - first), size_bytes});
+    windows.push_back({std::span(parts).subspan(first, next - first), size_bytes});
   }
   return windows;
 }
@@ -83,10 +64,10 @@ class Scratch final {
 
 void submit(Device& device, const Window& window, Address buffer, StreamId stream) {
   std::vector<Copy> copies;
-  copies.reserve(window.units.size());
-  for (const Unit& unit : window.units) {
-    copies.push_back({buffer, unit.at, unit.size_bytes});
-    buffer += round_up(unit.size_bytes, lane_bytes);
+  copies.reserve(window.parts.size());
+  for (const ChecksumPart& part : window.parts) {
+    copies.push_back({buffer, part.range.at, part.range.size_bytes});
+    buffer += round_up(part.range.size_bytes, lane_bytes);
   }
   device.copy(copies, stream);
 }
@@ -111,34 +92,46 @@ std::uint64_t checksum_part(Address at, std::size_t size_bytes, std::size_t posi
   return sum;
 }
 
+std::vector<ChecksumPart> checksum_parts(std::span<const ByteRange> ranges, std::size_t limit_bytes) {
+  std::vector<ChecksumPart> parts;
+  parts.reserve(ranges.size());
+  for (std::size_t owner = 0; owner < ranges.size(); ++owner) {
+    const ByteRange& range = ranges[owner];
+    for (std::size_t at = 0; at < range.size_bytes; at += limit_bytes) {
+      parts.push_back({owner, {range.at + at, std::min(limit_bytes, range.size_bytes - at)}, at});
+    }
+  }
+  return parts;
+}
+
 std::vector<std::uint64_t> checksum_in_place(std::span<const ByteRange> ranges, Deadline deadline,
                                              const StopFlag* stop) {
-  const std::vector<Unit> units = units_of(ranges, unit_bytes);
+  const std::vector<ChecksumPart> parts = checksum_parts(ranges, part_bytes);
   std::vector<std::atomic<std::uint64_t>> sums(ranges.size());
   std::size_t total_bytes = 0;
   for (const ByteRange& range : ranges) total_bytes += range.size_bytes;
   std::atomic<std::size_t> next{0};
   const auto work = [&]() noexcept {
-    for (std::size_t i = next++; i < units.size() && !must_end(deadline, stop); i = next++) {
-      const Unit& unit = units[i];
-      sums[unit.owner] += checksum_part(unit.at, unit.size_bytes, unit.position);
+    for (std::size_t i = next++; i < parts.size() && !must_end(deadline, stop); i = next++) {
+      const auto& [owner, range, position] = parts[i];
+      sums[owner] += checksum_part(range.at, range.size_bytes, position);
     }
   };
   {
     const std::size_t most = std::max(1U, std::thread::hardware_concurrency());
-    const std::size_t count = std::clamp<std::size_t>(total_bytes / unit_bytes, 1, most);
+    const std::size_t count = std::clamp<std::size_t>(total_bytes / part_bytes, 1, most);
     std::vector<std::jthread> helpers;
     for (std::size_t i = 1; i < count; ++i) helpers.emplace_back(work);
     work();
   }
-  if (!units.empty()) check_limits(deadline, stop);
+  if (!parts.empty()) check_limits(deadline, stop);
   return {sums.begin(), sums.end()};
 }
 
 std::vector<std::uint64_t> checksum_by_copying(Device& device, std::span<const ByteRange> ranges,
                                                StreamId stream, Deadline deadline, const StopFlag* stop) {
-  const std::vector<Unit> units = units_of(ranges, window_bytes);
-  const std::vector<Window> windows = windows_of(units);
+  const std::vector<ChecksumPart> parts = checksum_parts(ranges, window_bytes);
+  const std::vector<Window> windows = windows_of(parts);
   std::vector<std::uint64_t> sums(ranges.size());
   if (windows.empty()) return sums;
   const std::array<Scratch, 2> buffers{Scratch(device, window_bytes), Scratch(device, window_bytes)};
@@ -148,9 +141,9 @@ std::vector<std::uint64_t> checksum_by_copying(Device& device, std::span<const B
       device.wait(stream, deadline, stop);
       if (i + 1 < windows.size()) submit(device, windows[i + 1], buffers[(i + 1) % 2].base(), stream);
       Address at = buffers[i % 2].base();
-      for (const Unit& unit : windows[i].units) {
-        sums[unit.owner] += checksum_part(at, unit.size_bytes, unit.position);
-        at += round_up(unit.size_bytes, lane_bytes);
+      for (const auto& [owner, range, position] : windows[i].parts) {
+        sums[owner] += checksum_part(at, range.size_bytes, position);
+        at += round_up(range.size_bytes, lane_bytes);
       }
     }
   } catch (...) {

@@ -17,6 +17,16 @@ namespace torpor {
 // and so is size_bytes but for the last part. The sum of all parts is the whole's checksum.
 [[nodiscard]] std::uint64_t checksum_part(Address at, std::size_t size_bytes, std::size_t position) noexcept;
 
+// What is summed at once of a range, and where it lies in there.
+struct ChecksumPart {
+  std::size_t owner;  // number of the range
+  ByteRange range;
+  std::size_t position;
+};
+// All ranges in order, cut into parts of at most limit_bytes, a multiple of 8.
+[[nodiscard]] std::vector<ChecksumPart> checksum_parts(std::span<const ByteRange> ranges,
+                                                       std::size_t limit_bytes);
+
 // Of each range of memory that the CPU can read, by several threads when there is much of it.
 // DeviceBusy past the deadline, Stopped when told.
 [[nodiscard]] std::vector<std::uint64_t> checksum_in_place(std::span<const ByteRange> ranges,

@@ -11,7 +11,7 @@ namespace torpor {
 
 namespace {
 
-constexpr std::size_t checksum_piece_bytes = std::size_t{256} << 10;
+constexpr std::size_t checksum_part_bytes = std::size_t{256} << 10;
 constexpr std::size_t fewest_by_kernel = 4;  // below, calls of the driver take no longer
 constexpr std::chrono::microseconds eager_polling{300};
 constexpr std::chrono::microseconds polling_pause{50};
@@ -132,27 +132,20 @@ void CudaDevice::wait_for(Mark mark, StreamId stream, Deadline deadline, const S
   poll(marks.events[mark % marks.events.size()], deadline, stop, "copies");
 }
 
-// A launch for as many pieces as a table holds, and a wait before the next: a stop is heard every 2 GiB.
+// A launch for as many parts as a table holds, and a wait before the next: a stop is heard every 2 GiB.
 std::vector<std::uint64_t> CudaDevice::checksum_by_kernel(std::span<const ByteRange> ranges, StreamId stream,
                                                           Deadline deadline, const StopFlag* stop) {
   if (!kernels_) return checksum_by_copying(*this, ranges, stream, deadline, stop);
-  std::vector<kernels::KernelSet::Piece> pieces;
-  std::vector<std::size_t> owners;
-  for (std::size_t i = 0; i < ranges.size(); ++i) {
-    for (std::size_t at = 0; at < ranges[i].size_bytes; at += checksum_piece_bytes) {
-      pieces.push_back({{ranges[i].at + at, std::min(checksum_piece_bytes, ranges[i].size_bytes - at)}, at});
-      owners.push_back(i);
-    }
-  }
+  const std::vector<ChecksumPart> parts = checksum_parts(ranges, checksum_part_bytes);
   const CurrentContext current = enter();
   std::vector<std::uint64_t> sums(ranges.size());
-  for (std::size_t first = 0; first < pieces.size(); first += kernels::KernelSet::table_entries) {
-    const auto some = std::span(pieces).subspan(first).first(
-        std::min(kernels::KernelSet::table_entries, pieces.size() - first));
+  for (std::size_t first = 0; first < parts.size(); first += kernels::KernelSet::table_entries) {
+    const auto some = std::span(parts).subspan(first).first(
+        std::min(kernels::KernelSet::table_entries, parts.size() - first));
     const auto launched = kernels_->checksum(some, stream_of(stream));
     if (!launched) return checksum_by_copying(*this, ranges, stream, deadline, stop);
     poll(launched->done(), deadline, stop, "checksums");
-    for (std::size_t i = 0; i < some.size(); ++i) sums[owners[first + i]] += launched->values()[i];
+    for (std::size_t i = 0; i < some.size(); ++i) sums[some[i].owner] += launched->values()[i];
   }
   return sums;
 }
@@ -165,8 +158,9 @@ std::vector<std::uint64_t> CudaDevice::checksum(std::span<const ByteRange> range
   std::vector<bool> is_here;
   {
     const std::lock_guard<std::mutex> guard(mutex_);
+    HostRanges::Reader host(host_);
     for (const ByteRange& range : ranges) {
-      is_here.push_back(host_.room_at(range.at).has_value());
+      is_here.push_back(host.room_at(range.at).has_value());
       (is_here.back() ? here : there).push_back(range);
     }
   }

@@ -112,17 +112,18 @@ std::size_t KernelSet::copy(std::span<const Copy> batch, cuda::Stream stream) {
   return taken;
 }
 
-std::unique_ptr<KernelSet::Sums> KernelSet::checksum(std::span<const Piece> pieces, cuda::Stream stream) {
-  if (pieces.size() > table_entries) throw Misuse("too many pieces for one launch of checksums");
+std::unique_ptr<KernelSet::Sums> KernelSet::checksum(std::span<const ChecksumPart> parts,
+                                                     cuda::Stream stream) {
+  if (parts.size() > table_entries) throw Misuse("too many parts for one launch of checksums");
   const std::lock_guard<std::mutex> guard(mutex_);
   Slot* slot = free_slot();
   if (slot == nullptr) return nullptr;
   auto* table = static_cast<SumPiece*>(slot->table);
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    table[i] = {pieces[i].range.at, pieces[i].range.size_bytes, pieces[i].position};
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    table[i] = {parts[i].range.at, parts[i].range.size_bytes, parts[i].position};
   }
-  auto count = static_cast<unsigned>(pieces.size());
-  auto sums = std::make_unique<Sums>(*this, static_cast<std::size_t>(slot - slots_.data()), pieces.size());
+  auto count = static_cast<unsigned>(parts.size());
+  auto sums = std::make_unique<Sums>(*this, static_cast<std::size_t>(slot - slots_.data()), parts.size());
   std::array<void*, 3> arguments{&slot->table, &count, &slot->sums};
   launch(checksum_, std::min(count, checksum_blocks), stream, arguments.data());
   slot->taken.store(true);

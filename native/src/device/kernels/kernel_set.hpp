@@ -13,6 +13,7 @@
 
 #include "../cuda_driver.hpp"
 #include "../host_reservation.hpp"
+#include "torpor/checksum.hpp"
 #include "torpor/device.hpp"
 
 namespace torpor::kernels {
@@ -53,12 +54,8 @@ class KernelSet final {
     std::size_t slot_;
     std::size_t count_;
   };
-  struct Piece {
-    ByteRange range;
-    std::size_t position;
-  };
-  // table_entries pieces at most. Null when no table is free.
-  [[nodiscard]] std::unique_ptr<Sums> checksum(std::span<const Piece> pieces, cuda::Stream stream);
+  // table_entries parts at most. Null when no table is free.
+  [[nodiscard]] std::unique_ptr<Sums> checksum(std::span<const ChecksumPart> parts, cuda::Stream stream);
 
  private:
   struct Slot {
