@@ -7,11 +7,11 @@ from typing import Any
 
 from torpor.actors.coordinator.feed import Feed
 from torpor.actors.coordinator.idle import IdleWatch
-from torpor.actors.coordinator.journal import Journal
 from torpor.actors.coordinator.leases import Leases
 from torpor.actors.coordinator.room import Room
 from torpor.actors.coordinator.runtime import ModelRuntime
 from torpor.actors.coordinator.usage import AskStatus, Usage
+from torpor.actors.coordinator.writer import Writer
 from torpor.actors.messages import Operation, OperationRequest
 
 
@@ -21,7 +21,7 @@ class Care:
     def __init__(
         self,
         models: Mapping[str, ModelRuntime],
-        journal: Journal,
+        writer: Writer,
         feed: Feed,
         now: Callable[[], float],
         *,
@@ -31,7 +31,7 @@ class Care:
     ) -> None:
         self._usage = Usage(status)
         self._idle = IdleWatch(models, self._usage, carry_out, spawn)
-        self.leases = Leases(models, journal, feed, now, carry_out, spawn)
+        self.leases = Leases(models, writer, feed, now, carry_out, spawn)
         self.room = Room(models, self._usage, carry_out)
 
     def look(self, runtime: ModelRuntime) -> None:

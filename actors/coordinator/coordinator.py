@@ -26,7 +26,9 @@ from torpor.actors.coordinator.reconcile import Reconciler
 from torpor.actors.coordinator.records import Published, effective_tags
 from torpor.actors.coordinator.roster import Roster
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
+from torpor.actors.coordinator.settling import Settling
 from torpor.actors.coordinator.watching import watch
+from torpor.actors.coordinator.writer import Writer
 from torpor.actors.messages import (
     Hold,
     Kind,
@@ -43,7 +45,6 @@ from torpor.actors.ports import RankMaker, RankPort, RankUnreachable
 
 STATUS_S = 2.0  # how long a listing waits for a rank
 REMEMBERED = 1000  # finished operations at hand without asking the journal
-LONGEST_PAUSE_S = 30.0  # between questions to a rank that is silent after a restart
 
 
 def new_operation_id() -> str:
@@ -78,9 +79,10 @@ class Coordinator:
         self._ended = asyncio.Event()  # replaced whenever an operation ends
         self._submitting = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writer = Writer(journal, self._spawn)
         self._care = Care(
             self._models,
-            journal,
+            self._writer,
             self.feed,
             now,
             status=self._status,
@@ -88,9 +90,12 @@ class Coordinator:
             spawn=self._spawn,
         )
         self._execution = Execution(
-            config, journal, self._models, self.feed, host_limit_bytes, now, self._care.room
+            config, journal, self._writer, self._models, self.feed, host_limit_bytes, now, self._care.room
         )
-        self._reconciler = Reconciler(config, journal, self._execution, now)
+        reconciler = Reconciler(config, journal, self._execution, now)
+        self._settling = Settling(
+            reconciler, self._care, self.feed, remember=self._remember, spawn=self._spawn
+        )
         self._lives = (
             None
             if maker is None
@@ -102,7 +107,7 @@ class Coordinator:
                 self._models,
                 attach=self.attach,
                 fail=self.fail,
-                settle=self._settle,
+                settle=self._settling.settle,
                 submit=self.submit,
             )
         )
@@ -131,7 +136,7 @@ class Coordinator:
                 self._models[name].published = published
         await self._resume()
         attached = [runtime for runtime in self._models.values() if runtime.ports and not runtime.queue]
-        await asyncio.gather(*(self._settle(runtime) for runtime in attached))
+        await asyncio.gather(*(self._settling.settle(runtime) for runtime in attached))
         if self._lives:
             self._lives.start()
 
@@ -139,9 +144,11 @@ class Coordinator:
         """Recoveries and deletions that the last coordinator has begun go on, before anything else is done."""
         for operation, request, decided in await self._journal.unfinished():
             runtime = self._models.get(operation.model)
-            if not self._lives or runtime is None:
+            if runtime is None:
+                await self._settling.end_orphan(operation, decided)
+            elif not self._lives:
                 continue
-            if runtime.deleting:
+            elif runtime.deleting:
                 self._start(runtime, Run(operation, request))  # to be told that there is no model any more
             elif is_left_to_us(request, decided):
                 runtime.recovering = request.kind is Kind.RECOVER
@@ -156,7 +163,7 @@ class Coordinator:
             raise ValueError(f"{model!r} has {runtime.config.tensor_parallel} ranks, {len(ports)} were given")
         runtime.ports = sorted(ports, key=lambda port: port.rank)
         if self.epoch:
-            await self._settle(runtime)
+            await self._settling.settle(runtime)
 
     async def _highest_epoch(self) -> int:
         """That any attached rank has seen; who does not answer now is asked again when its model is settled."""
@@ -170,8 +177,8 @@ class Coordinator:
             return  # it was deleted meanwhile
         runtime.published = runtime.published.changed(failed=reason)
         runtime.ready.set()  # who waits for it need not wait any longer
-        await self._journal.publish(runtime.published)
         self.feed.add(model=runtime.view())
+        await self._writer.publish(runtime)
 
     async def close(self) -> None:
         """Stop at once, wherever operations are. The next coordinator on this journal goes on with them."""
@@ -197,26 +204,6 @@ class Coordinator:
         view = await self._roster.adapt(model)
         self._care.look(self._models[model.name])
         return view
-
-    async def _settle(self, runtime: ModelRuntime) -> None:
-        """In a task of its own when ranks do not answer, so that others need not wait for them."""
-        finished = await self._reconciler.settle(runtime)
-        for operation in finished:
-            self._remember(operation)
-        self._care.look(runtime)
-        self.feed.add(model=runtime.view())
-        if runtime.doubt:
-            self._spawn(self._settle_later(runtime))
-
-    async def _settle_later(self, runtime: ModelRuntime) -> None:
-        loop = asyncio.get_running_loop()
-        since_s, pause_s = loop.time(), 1.0
-        while runtime.doubt and not runtime.deleted:
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            for operation in await self._reconciler.settle(runtime, loop.time() - since_s):
-                self._remember(operation)
-            self._care.look(runtime)
 
     # --- requests ---
 
@@ -289,8 +276,7 @@ class Coordinator:
             self.feed.add(operation=run.operation, deleted=runtime.config.name)
         else:
             self.feed.add(operation=run.operation, model=runtime.view())
-        if runtime.doubt:
-            self._spawn(self._settle_later(runtime))
+        self._settling.look(runtime)
 
     async def _carry_out_now(self, request: OperationRequest) -> Operation:
         """One of the coordinator's own, to its end."""
@@ -328,7 +314,10 @@ class Coordinator:
 
     async def operations(self, model: str | None = None, limit: int = 100) -> list[Operation]:
         stored = await self._journal.operations(model, limit)
-        return [self._runs[found.id].told() if found.id in self._runs else found for found in stored]
+        return [
+            self._runs[found.id].told() if found.id in self._runs else self._finished.get(found.id, found)
+            for found in stored
+        ]
 
     async def cancel(self, operation_id: str) -> bool:
         run = self._runs.get(operation_id)

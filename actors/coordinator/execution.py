@@ -14,12 +14,13 @@ from torpor.actors.coordinator.driver import GRACE_S, Driver
 from torpor.actors.coordinator.feed import Feed
 from torpor.actors.coordinator.holds import HeldBytes, holds_after
 from torpor.actors.coordinator.holds import refusal as held
-from torpor.actors.coordinator.journal import Journal, JournalError
+from torpor.actors.coordinator.journal import Journal
 from torpor.actors.coordinator.machine import Machine
 from torpor.actors.coordinator.records import Published, fill, parked_modes, phase_bytes
 from torpor.actors.coordinator.room import Room, may_make_room
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
 from torpor.actors.coordinator.steps import PHASE_OF, RELOAD, Step
+from torpor.actors.coordinator.writer import Writer
 from torpor.actors.limits import UNLIMITED
 from torpor.actors.messages import (
     Kind,
@@ -43,6 +44,7 @@ class Execution:
         self,
         config: ClusterConfig,
         journal: Journal,
+        writer: Writer,
         models: Mapping[str, ModelRuntime],
         feed: Feed,
         host_limit_bytes: int,
@@ -51,6 +53,7 @@ class Execution:
     ) -> None:
         self.epoch = 0
         self.budget = Budget()
+        self.writer = writer
         self._config = config
         self._journal = journal
         self._models = models
@@ -131,7 +134,7 @@ class Execution:
                 await self.finish(runtime, run, published)
             elif published is not None:
                 runtime.published = published
-                await self._journal.publish(published)
+                await self.writer.publish(runtime)
         finally:
             self.budget.release(run.operation.id, used)
             run.release_locks()
@@ -250,11 +253,7 @@ class Execution:
         if published is not None:
             runtime.published = published
             self._held.look(runtime)
-        try:
-            await self._journal.finish(operation, published)
-        except JournalError as error:
-            # The memory is as the outcome says; the next start finds the operation open and settles it alike.
-            log.error("the outcome of %s could not be written: %s", operation.id, error)
+        await self.writer.finish(operation, runtime if published is not None else None)
 
     # --- the coordinator's own steps ---
 

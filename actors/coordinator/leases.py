@@ -10,8 +10,8 @@ from typing import Any
 
 from torpor.actors.coordinator.feed import Feed
 from torpor.actors.coordinator.holds import with_lease_until, without_lease
-from torpor.actors.coordinator.journal import Journal
 from torpor.actors.coordinator.runtime import ModelRuntime
+from torpor.actors.coordinator.writer import Writer
 from torpor.actors.messages import (
     Hold,
     Kind,
@@ -38,14 +38,14 @@ class Leases:
     def __init__(
         self,
         models: Mapping[str, ModelRuntime],
-        journal: Journal,
+        writer: Writer,
         feed: Feed,
         now: Callable[[], float],
         carry_out: Callable[[OperationRequest], Awaitable[Operation]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._models = models
-        self._journal = journal
+        self._writer = writer
         self._feed = feed
         self._now = now
         self._carry_out = carry_out
@@ -129,7 +129,7 @@ class Leases:
         published = runtime.published
         runtime.published = published.changed(holds=without_lease(published.holds, operation_id))
         self._feed.add(model=runtime.view())
-        await self._journal.publish(runtime.published)
+        await self._writer.publish(runtime)
 
 
 def _find(runtime: ModelRuntime, operation_id: str) -> Hold | None:

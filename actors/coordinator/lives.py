@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.bringing_up import BringUp
 from torpor.actors.coordinator.execution import Execution
-from torpor.actors.coordinator.journal import Journal
+from torpor.actors.coordinator.journal import Journal, JournalError
 from torpor.actors.coordinator.recovery import Recovery
 from torpor.actors.coordinator.removal import Removal
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
@@ -83,6 +83,8 @@ class Lives:
         """The last thing of a delete: from here on nobody knows the model."""
         runtime.ports = ()
         await self._settle(runtime)  # what else was begun on its ranks ends with them
+        if runtime.doubt:
+            raise JournalError(runtime.doubt)
         await self._journal.finish_deletion(run.operation)
         runtime.deleted = True
         runtime.ready.set()  # who waits for it is told so

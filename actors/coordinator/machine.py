@@ -271,6 +271,8 @@ class Machine:
     def _note_reason(self, signal: Signal) -> None:
         if self.refusal is not None or signal not in (Signal.NO, Signal.LOST, Signal.EXPIRED, Signal.CANCEL):
             return
+        if self.verdict is _SUCCEEDED and signal is not Signal.LOST:
+            return  # a plan that some rank keeps ends by itself
         if signal is Signal.CANCEL:
             self.refusal = Refusal(RejectCode.CANCELLED, "cancelled before the decision; nothing was changed")
         elif signal is Signal.EXPIRED:

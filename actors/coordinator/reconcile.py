@@ -59,36 +59,40 @@ class Reconciler:
         self._execution = execution
         self._now = now
 
-    async def settle(self, runtime: ModelRuntime, waited_s: float = 0.0) -> list[Operation]:
+    async def settle(self, runtime: ModelRuntime) -> list[Operation]:
         """The operations that this has ended. Sets runtime.ready, or runtime.doubt, or published.failed.
 
-        waited_s: how long the model has been in doubt; past a bound, who does not answer counts as gone.
+        Past a bound, a rank that does not answer counts as gone. What cannot be written leaves the model in doubt.
         """
+        finished: list[Operation] = []
         async with runtime.settling:
             given_up = runtime.recovering and runtime.published.failed
-            if given_up or not runtime.ports:
-                return await self._end_open(runtime)
-            return await self._settle(runtime, waited_s)
+            try:
+                if given_up or not runtime.ports:
+                    await self._end_open(runtime, finished)
+                else:
+                    await self._settle(runtime, finished)
+            except JournalError as error:
+                runtime.doubt = str(error)
+        return finished
 
-    async def _settle(self, runtime: ModelRuntime, waited_s: float) -> list[Operation]:
+    async def _settle(self, runtime: ModelRuntime, finished: list[Operation]) -> None:
         runtime.ready.clear()
-        finished: list[Operation] = []
-        survey = await self._survey(runtime, waited_s)
+        survey = await self._survey(runtime)
         highest = max((status.epoch for status in survey.there.values()), default=0)
         if highest > self._execution.epoch:
             # Told by a rank that was silent when this coordinator took its epoch.
             await self._execution.raise_epoch(highest)
-            survey = await self._survey(runtime, waited_s)
+            survey = await self._survey(runtime)
         if not survey.open_questions:
-            finished = await self._settle_operations(runtime, survey)
-            survey = await self._survey(runtime, waited_s)
-        runtime.doubt = survey.open_questions
-        if not runtime.doubt:
+            await self._settle_operations(runtime, survey, finished)
+            survey = await self._survey(runtime)
+        if not survey.open_questions:
             await self._publish(runtime, survey)
             runtime.ready.set()
-        return finished
+        runtime.doubt = survey.open_questions
 
-    async def _survey(self, runtime: ModelRuntime, waited_s: float) -> _Survey:
+    async def _survey(self, runtime: ModelRuntime) -> _Survey:
         survey = _Survey()
         deadlines = self._config.deadlines
         timeout_s = deadlines.preflight_s
@@ -113,17 +117,21 @@ class Reconciler:
 
         await asyncio.gather(*(ask(rank) for rank in range(len(runtime.ports))))
         patience_s = deadlines.load_s if survey.loading else deadlines.stage_s + deadlines.commit_s
-        if waited_s > patience_s:
+        now_s = asyncio.get_running_loop().time()
+        if runtime.silent_since_s is None:
+            runtime.silent_since_s = now_s if survey.open_questions else None
+        elif now_s - runtime.silent_since_s > patience_s:
             survey.give_up()
         return survey
 
-    async def _settle_operations(self, runtime: ModelRuntime, survey: _Survey) -> list[Operation]:
+    async def _settle_operations(
+        self, runtime: ModelRuntime, survey: _Survey, finished: list[Operation]
+    ) -> None:
         known = await self._left_open(runtime)
         ids = {operation.id for operation, _, _ in known} | {run.operation.id for run in runtime.queue}
         for stray in in_doubt(survey.there):
             if stray not in ids:
                 known.append(await self._stray(runtime, stray, survey))
-        finished = []
         for operation, request, decided in known:
             # One that was called failed keeps its record: people were told so, and why.
             told = operation.state is not OperationState.RUNNING
@@ -145,31 +153,43 @@ class Reconciler:
                 begin = Step.ABORT
             await self._execution.drive(runtime, run, begin, list(survey.there.values()), told)
             finished.append(operation)
-        return finished
 
-    async def _end_open(self, runtime: ModelRuntime) -> list[Operation]:
+    async def _end_open(self, runtime: ModelRuntime, finished: list[Operation]) -> None:
         """There are no ranks to ask, and those that had it are gone."""
-        runtime.doubt = ""
-        open_ones = await self._left_open(runtime)
-        for operation, _, _ in open_ones:
+        for operation, _, _ in await self._left_open(runtime):
             await self._end_failed(operation, "its ranks are gone")
-        return [operation for operation, _, _ in open_ones]
+            finished.append(operation)
+        runtime.doubt = ""
 
     async def _end_failed(self, operation: Operation, why: str) -> None:
         """`Nothing was changed` may be wrong, whatever the model is like by now."""
         operation.state, operation.code = OperationState.FAILED, RejectCode.RANK_FAILED
         operation.reason = f"{why}, so that nobody can go on with it; see how the model is, then ask anew"
+        await self._end(operation)
+
+    async def end_orphan(self, operation: Operation, decided: bool) -> None:
+        """A coordinator before this has left it open, and there is no such model any more."""
+        if decided:
+            await self._end_failed(operation, f"{operation.model!r} is gone")
+            return
+        operation.state, operation.code = OperationState.REJECTED, RejectCode.UNKNOWN_MODEL
+        operation.reason = f"{operation.model!r} is gone by now; nothing was changed"
+        await self._end(operation)
+
+    async def _end(self, operation: Operation) -> None:
         operation.finished_at = self._now()
-        try:
-            await self._journal.finish(operation, None)
-        except JournalError as error:  # the next start finds it open and ends it alike
-            log.error("the end of %s could not be written: %s", operation.id, error)
+        await self._execution.writer.finish(operation)
 
     async def _left_open(self, runtime: ModelRuntime) -> list[tuple[Operation, OperationRequest, bool]]:
         """By a coordinator before this one; what was accepted since waits for the end of those."""
         ours = {run.operation.id for run in runtime.queue}
-        left = await self._journal.unfinished()
-        return [each for each in left if each[0].model == runtime.config.name and each[0].id not in ours]
+        return [
+            (operation, request, decided)
+            for operation, request, decided in await self._journal.unfinished()
+            if operation.model == runtime.config.name
+            and operation.id not in ours
+            and not self._execution.writer.knows_end_of(operation.id)
+        ]
 
     async def _stray(
         self, runtime: ModelRuntime, operation_id: str, survey: _Survey
@@ -228,4 +248,4 @@ class Reconciler:
             )
         runtime.published = new
         if new != old:
-            await self._journal.publish(new)
+            await self._execution.writer.publish(runtime)

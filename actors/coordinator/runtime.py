@@ -63,6 +63,7 @@ class ModelRuntime:
     ready: asyncio.Event = field(default_factory=asyncio.Event)  # no doubt left: awake, asleep or failed
     settling: asyncio.Lock = field(default_factory=asyncio.Lock)
     doubt: str = ""  # why it is not ready though attached
+    silent_since_s: float | None = None  # in the event loop's time: nothing was told by a rank
     statuses: dict[int, RankStatus] = field(default_factory=dict)  # the last known
     queue: deque[Run] = field(default_factory=deque)  # the first one has its turn
     recovering: bool = False  # its ranks are being replaced

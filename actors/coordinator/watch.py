@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from torpor.actors.config import RecoverPolicy
 from torpor.actors.coordinator.runtime import ModelRuntime
 from torpor.actors.messages import ModelState
-from torpor.actors.ports import RankMaker, RankPort, RankUnreachable
+from torpor.actors.ports import ControlUnreachable, RankMaker, RankPort, RankUnreachable
 
+log = logging.getLogger(__name__)
 WATCH_S = 1.0
 MAX_ATTEMPTS = 3  # without a person, one after another
 CALM_S = 60.0  # a model that was up for so long has its attempts back
@@ -91,9 +93,14 @@ class Watch:
             return
         attempts = self._attempts.setdefault(runtime.config.name, _Attempts())
         now_s = asyncio.get_running_loop().time()
-        if attempts.due(now_s):
-            attempts.made, attempts.last_s = attempts.made + 1, now_s
+        if not attempts.due(now_s):
+            return
+        try:
             await self._recover(runtime.config.name)
+        except ControlUnreachable as error:  # the journal cannot be written: not begun, and no attempt
+            log.error("%s is failed, and cannot be recovered: %s", runtime.config.name, error)
+        else:
+            attempts.made, attempts.last_s = attempts.made + 1, now_s
 
     def _calm_down(self, runtime: ModelRuntime) -> None:
         attempts = self._attempts.get(runtime.config.name)

@@ -13,6 +13,7 @@ from schedule_checks import Watcher
 
 from torpor.actors.config import ModelConfig, RecoverPolicy
 from torpor.actors.coordinator import Fault, MemoryMaker, MemoryRank
+from torpor.actors.coordinator.watch import FIRST_PAUSE_S, MAX_ATTEMPTS, WATCH_S
 from torpor.actors.messages import (
     DrainMode,
     DrainSpec,
@@ -34,9 +35,12 @@ MODELS = ("chat", "solo")
 KINDS = (Kind.SLEEP,) * 5 + (Kind.WAKE,) * 5 + (Kind.RECOVER, Kind.DELETE, Kind.UPDATE)
 TAGS: tuple[tuple[str, ...] | None, ...] = (None, None, None, ("weights",), ("kv_cache",))
 METHODS = ("status", "preflight", "drain", "stage", "commit", "publish", "abort")
+WRITES = ("_begin", "_decide", "_finish", "_publish", "_put_key", "_finish_deletion")
 FAULTS = (Fault.REFUSE, Fault.RAISE, Fault.HANG, Fault.LOSE, Fault.STALE)
 STATUS_FAULTS = (Fault.RAISE, Fault.HANG, Fault.LOSE)
 SILENCE_S = 3000.0  # all that is asked again in the background has come to an end by then
+LONGEST_PAUSE_S = FIRST_PAUSE_S * 2 ** (MAX_ATTEMPTS - 2)  # before the last recovery that nobody asks for
+QUIET_S = LONGEST_PAUSE_S + WATCH_S + 2 * len(MODELS) * WATCH_S
 STRANGER = "another process"
 
 
@@ -162,7 +166,7 @@ class Schedule:
         elif what < 0.84:
             self.maker.delay_s = {self.random.choice(("make", "load", "end")): self.random.choice((0.3, 3.0))}
         elif what < 0.88:
-            self.rig.store.refusals[self.random.choice(("_begin", "_decide", "_finish"))] += 1
+            self.rig.store.refusals[self.random.choice(WRITES)] += 1
         elif what < 0.94:
             device = self.random.choice(self.rig.cluster.devices)
             device.take(STRANGER, max(0, device.free_bytes - self.random.choice((0, RANK_BYTES // 2))))
@@ -208,6 +212,7 @@ class Schedule:
     async def settle(self) -> list[Operation]:
         """Everything comes to an end, and agrees; then whatever is failed can be had back."""
         self._calm()
+        await self._keep_awake()
         await self._be_quiet()
         outcomes = [await self._outcome(name) for name in self.accepted]
         for outcome in outcomes:
@@ -234,11 +239,22 @@ class Schedule:
         self.maker.delay_s = {}
         self.rig.store.refusals.clear()
 
+    async def _keep_awake(self) -> None:
+        """Nobody falls asleep by idleness any more, else one would just when it is looked at."""
+        for runtime in list(self.rig.coordinator._models.values()):
+            if not runtime.deleting:
+                await self.rig.coordinator.adapt(replace(runtime.config, sleep_after_idle_s=None))
+
     async def _be_quiet(self) -> None:
-        """Until nothing is on its way, twice in a row: the death of a rank is seen a little later."""
-        loop, quiet, pause_s = asyncio.get_running_loop(), 0, 2.5
-        until_s = loop.time() + SILENCE_S
-        while quiet < 2 and loop.time() < until_s:
+        """Until nothing is on its way and nothing changes any more.
+
+        Two looks with no news between them, so far apart that whatever comes by itself has come: the death of a rank
+        is seen by the next watch, and a failed model's next recovery begins after a pause, at most the longest one.
+        A watch looks at one model after another, and waits so long for a rank that does not answer.
+        """
+        loop, quiet, pause_s = asyncio.get_running_loop(), False, QUIET_S
+        until_s, seen = loop.time() + SILENCE_S, self.rig.coordinator.feed.position
+        while not quiet and loop.time() < until_s:
             await asyncio.sleep(pause_s)
             models = list(self.rig.coordinator._models.values())
             states = [runtime.state() for runtime in models]
@@ -255,7 +271,9 @@ class Schedule:
                 for hold in runtime.published.holds
             )
             at_rest = at_rest and not drained and not leased
-            quiet, pause_s = (quiet + 1, 2.5) if at_rest else (0, min(1.5 * pause_s, 60.0))
+            quiet = at_rest and self.rig.coordinator.feed.position == seen
+            seen = self.rig.coordinator.feed.position
+            pause_s = QUIET_S if at_rest else min(1.5 * pause_s, 60.0)
 
     async def _outcome(self, name: str) -> Operation:
         return await self.rig.coordinator.wait(name, PATIENCE_S)

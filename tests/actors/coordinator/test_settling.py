@@ -1,0 +1,180 @@
+"""What is in doubt is asked again until it is known, though the journal cannot be written now and then (C6, M6)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from coordinator_crash import CrashPoint
+from coordinator_memory_journal import JournalStore
+from coordinator_rig import CONFIG, SLEEP, WAKE, MemoryRig, asking
+from coordinator_virtual_time import run
+
+from torpor.actors.config import RecoverPolicy
+from torpor.actors.coordinator import Fault
+from torpor.actors.messages import (
+    Kind,
+    LedgerPhase,
+    ModelState,
+    Operation,
+    OperationRequest,
+    OperationState,
+)
+
+WRITES = ("_unfinished", "_is_decided", "_begin", "_decide", "_finish")
+
+
+def test_a_model_that_is_ready_is_not_asked_once_more_by_who_found_it_in_doubt() -> None:
+    """It would be `recovering` for as long as its ranks take to answer, and refuse what is asked of it."""
+    rig = MemoryRig(JournalStore())
+
+    async def story() -> None:
+        rig.chat[1].delay_s["status"] = 60.0
+        for _ in range(2):
+            await rig.coordinator.attach("chat", rig.chat)
+        assert rig.coordinator.published_state("chat") is ModelState.RECOVERING
+        rig.chat[1].delay_s["status"] = 0.3
+        states = []
+        for _ in range(1000):
+            await asyncio.sleep(0.1)
+            states.append(rig.coordinator.published_state("chat"))
+        first = states.index(ModelState.AWAKE)
+        assert set(states[first:]) == {ModelState.AWAKE}, states[first:].index(ModelState.RECOVERING) / 10
+
+    rig.run(story)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_model_in_doubt_is_settled_though_the_journal_could_not_be_used_at_first(write: str) -> None:
+    """The journal was lost with a commit half done, so that all of its work is called for once."""
+
+    async def whole() -> None:
+        rig = MemoryRig(JournalStore())
+        await rig.start()
+        await die_between_two_commits(rig)
+        rig.store = JournalStore()
+        rig.chat[2].delay_s["status"] = 60.0
+        await rig.start()
+        try:
+            assert rig.coordinator.published_state("chat") is ModelState.RECOVERING
+            rig.store.refusals[write] = 2
+            rig.chat[2].delay_s = {}
+            await asyncio.sleep(120.0)
+            assert not rig.store.refusals[write], "it was called for"
+            assert rig.coordinator.published_state("chat") is ModelState.ASLEEP
+            assert all(rank.ledger.phase is LedgerPhase.IDLE and rank.ledger.parked for rank in rig.chat)
+            (operation,) = await rig.coordinator.operations("chat")
+            assert operation.state is OperationState.SUCCEEDED
+            assert (await rig.do(WAKE)).state is OperationState.SUCCEEDED
+            await rig.restart()
+            assert rig.coordinator.published_state("chat") is ModelState.AWAKE
+        finally:
+            await rig.stop()
+
+    run(whole())
+
+
+async def die_between_two_commits(rig: MemoryRig) -> None:
+    rig.chat[1].delay_s["commit"] = rig.chat[2].delay_s["commit"] = 3.0
+    point = CrashPoint(rig, 0)
+    point.name_at = "after commit of chat/0"
+    work = asyncio.create_task(rig.do(SLEEP))
+    point.arm(work)
+    await point.dead.wait()
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    point.disarm()
+    rig.chat[1].dead = rig.chat[2].dead = True  # what it has sent them is lost
+    await asyncio.sleep(10.0)
+    for rank in rig.chat:
+        rank.dead, rank.delay_s = False, {}
+    await rig.stop()
+    assert [rank.ledger.phase for rank in rig.chat] == [LedgerPhase.COMMITTED, *[LedgerPhase.STAGED] * 2]
+
+
+def making_rig(policy: RecoverPolicy) -> MemoryRig:
+    models = tuple(replace(model, recover=policy) for model in CONFIG.models)
+    rig = MemoryRig(JournalStore(), replace(CONFIG, models=models))
+    rig.with_maker()
+    return rig
+
+
+@pytest.mark.parametrize("write", ["_unfinished", "_finish"])
+def test_a_recovery_ends_though_the_journal_could_not_be_used_at_first(write: str) -> None:
+    rig = making_rig(RecoverPolicy.MANUAL)
+
+    async def story() -> None:
+        rig.chat[1].die()
+        await asyncio.sleep(3.0)
+        rig.store.refusals[write] = 1
+        recovery = await rig.do(asking(Kind.RECOVER))
+        assert recovery.state is OperationState.SUCCEEDED and not rig.store.refusals[write]
+        assert (await rig.do(SLEEP)).state is OperationState.SUCCEEDED
+
+    rig.run(story)
+
+
+@pytest.mark.parametrize("write", ["_publish", "_begin"])
+def test_the_next_death_of_a_rank_is_seen_after_one_that_could_not_be_written(write: str) -> None:
+    """M6: reached without a person."""
+    rig = making_rig(RecoverPolicy.AUTO)
+
+    async def story() -> None:
+        rig.store.refusals[write] = 1
+        for _ in range(2):
+            rig.chat[1].die()
+            await asyncio.sleep(90.0)
+            assert rig.coordinator.published_state("chat") is ModelState.AWAKE
+            assert not any(rank.dead for rank in rig.chat) and rig.gate_open()
+
+    rig.run(story)
+
+
+def test_an_outcome_that_could_not_be_written_is_so_when_the_disk_has_room_again() -> None:
+    """C6: neither the list nor the next coordinator takes it for one that runs; G6: nor is the hold lost."""
+    rig = MemoryRig(JournalStore())
+
+    async def story() -> None:
+        rig.store.refusals["_finish"] = 3
+        sleep = await rig.do(replace(SLEEP, caller="trainer"))
+        assert sleep.state is OperationState.SUCCEEDED
+        (listed,) = await rig.coordinator.operations("chat")
+        assert listed.state is OperationState.SUCCEEDED
+        await asyncio.sleep(60.0)
+        assert not await rig.journal.unfinished()
+        await rig.restart()
+        (hold,) = (await rig.coordinator.model("chat")).holds
+        assert (hold.operation, hold.by) == (sleep.id, "trainer")
+        assert (await rig.coordinator.operation(sleep.id)).ranks == sleep.ranks
+
+    rig.run(story)
+
+
+def test_a_wake_with_nothing_to_do_tells_no_reason_though_a_rank_did_not_hear_of_its_end() -> None:
+    rig = MemoryRig(JournalStore())
+
+    async def story() -> None:
+        rig.chat[1].fault("abort", Fault.REFUSE)
+        wake = await rig.do(WAKE)
+        assert (wake.state, wake.code, wake.reason) == (OperationState.SUCCEEDED, None, None)
+
+    rig.run(story)
+
+
+@pytest.mark.parametrize("decided", [False, True])
+def test_what_was_left_open_on_a_model_that_is_gone_comes_to_an_end(decided: bool) -> None:
+    """C6: one that waited for the deletion, and whose end could not be written before the coordinator died."""
+    rig = MemoryRig(JournalStore())
+
+    async def story() -> None:
+        left = Operation("op-0", Kind.SLEEP, "gone", OperationState.RUNNING, [], {}, created_at=rig.now_s)
+        await rig.journal.begin(left, OperationRequest(Kind.SLEEP, "gone"), rig.now_s)
+        if decided:
+            await rig.journal.decide(left.id)
+        await rig.restart()
+        ended = await rig.coordinator.wait(left.id, 1.0)
+        state = OperationState.FAILED if decided else OperationState.REJECTED
+        assert ended.state is state and "gone" in str(ended.reason) and ended.finished_at
+
+    rig.run(story)
