@@ -8,24 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu.eyes import driver_free_bytes
+from gpu.transactions import transact
 
 from torpor.native import Device, Ledger, MemoryPool, MemorySaver, Misuse
 
 pytestmark = pytest.mark.gpu
 MIB = 1 << 20
 GIB = 1 << 30
-
-
-def transact(ledger: Ledger, kind: str, restore: dict[str, str] | None = None) -> None:
-    plan = ledger.preflight(kind, kind, restore=restore, verify=kind == "sleep")
-    assert plan.refusals == []
-    ledger.stage(plan, 60.0)
-    ledger.commit()
-    ledger.publish()
-
-
-def free_bytes() -> int:
-    return int(torch.cuda.mem_get_info()[0])
 
 
 @pytest.mark.parametrize("mode", ["none", "memset", "cpu", "pinned"])
@@ -54,10 +44,10 @@ def test_a_graph_whose_pool_slept_replays_right_after_wake_in_every_mode_s1_s3_f
     with torch.cuda.graph(graph, pool=pool.id):
         step()
     assert pool.arena.mapped_bytes >= 32 * MIB, "the capture should have taken its scratch from the pool"
-    before = free_bytes()
+    before = driver_free_bytes()
     for cycle in range(3):
-        transact(ledger, "sleep", {f"graph-{mode}": mode})
-        assert free_bytes() - before >= 32 * MIB
+        transact(ledger, "sleep", {f"graph-{mode}": mode}, verify=True)
+        assert driver_free_bytes() - before >= 32 * MIB
         transact(ledger, "wake")
         static_in.copy_(torch.randn(1024, device="cuda"))
         graph.replay()
@@ -77,12 +67,12 @@ def test_a_module_made_in_a_pool_keeps_its_contents_and_what_lies_outside_is_nam
     with pytest.raises(Misuse, match="outside the pool"):
         pool.check(torch.nn.Sequential(module, outside))
     want = [parameter.detach().cpu() for parameter in module.parameters()]
-    before = free_bytes()
-    transact(ledger, "sleep")
-    assert free_bytes() - before >= 8 * 2048 * 2048 * 4
+    before = driver_free_bytes()
+    transact(ledger, "sleep", verify=True)
+    assert driver_free_bytes() - before >= 8 * 2048 * 2048 * 4
     transact(ledger, "wake")
     assert all(torch.equal(now.cpu(), then) for now, then in zip(module.parameters(), want, strict=True))
-    assert abs(free_bytes() - before) <= 4 * MIB
+    assert abs(driver_free_bytes() - before) <= 4 * MIB
     del module
 
 
@@ -91,7 +81,7 @@ def test_a_pool_that_is_asleep_gives_no_memory_and_says_why() -> None:
     pool = MemoryPool(ledger, "dozing", GIB)
     with pool.use():
         first = torch.ones(4 * MIB, dtype=torch.uint8, device="cuda")
-    transact(ledger, "sleep")
+    transact(ledger, "sleep", verify=True)
     with pytest.raises(torch.cuda.OutOfMemoryError) as caught, pool.use():
         torch.ones(64 * MIB, dtype=torch.uint8, device="cuda")
     assert any("asleep" in note for note in caught.value.__notes__)
@@ -108,9 +98,9 @@ def test_pause_and_resume_by_tag_move_only_that_tag() -> None:
         kept = torch.arange(16 * MIB, device="cuda")
     with saver.region("dropped"):
         dropped = torch.ones(256 * MIB, dtype=torch.uint8, device="cuda")
-    before = free_bytes()
+    before = driver_free_bytes()
     assert saver.pause("dropped") >= 256 * MIB
-    assert free_bytes() - before >= 256 * MIB
+    assert driver_free_bytes() - before >= 256 * MIB
     assert int(kept.sum()) == (16 * MIB) * (16 * MIB - 1) // 2
     assert saver.pause() >= 128 * MIB
     assert saver.pause() == 0

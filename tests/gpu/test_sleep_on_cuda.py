@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
-from cuda.bindings import driver
+from gpu.eyes import driver_free_bytes
+from gpu.transactions import transact
 
-from torpor.native import Device, DeviceBusy, Ledger, OutOfDeviceMemory
+from torpor.native import Device, DeviceBusy, Ledger
 
 pytestmark = pytest.mark.gpu
 MIB = 1 << 20
 SLACK_BYTES = 8 * MIB  # what the driver itself may move
-
-
-def driver_free_bytes() -> int:
-    error, free, _ = driver.cuMemGetInfo()
-    assert error == driver.CUresult.CUDA_SUCCESS
-    return int(free)
 
 
 @pytest.fixture
@@ -28,19 +24,12 @@ def device() -> Iterator[Device]:
     yield Device.cuda(0)
 
 
-def cycle(ledger: Ledger, kind: str, **more: object) -> dict[str, object]:
-    plan = ledger.preflight(kind, f"{kind}-1", **more)
-    assert plan.refusals == []
-    ledger.stage(plan, 30.0)
-    report = ledger.commit()
-    ledger.publish()
-    return report
-
-
-@pytest.mark.parametrize("mode", ["none", "memset", "cpu", "pinned"])
-def test_the_driver_has_the_bytes_back_while_a_region_sleeps(device: Device, mode: str) -> None:
+@pytest.mark.parametrize("mode", ["none", "memset", "cpu", "pinned", "disk"])
+def test_the_driver_has_the_bytes_back_while_a_region_sleeps(
+    device: Device, mode: str, tmp_path: Path
+) -> None:
     """M1, S1 and the restore modes, on 1 GiB."""
-    ledger = Ledger(device)
+    ledger = Ledger(device, disk_path=str(tmp_path), disk_bytes=1024 * MIB)
     region = ledger.create_region("weights", 1024 * MIB)
     tensor = torch.from_dlpack(region).view(torch.float32)
     tensor.copy_(torch.arange(tensor.numel(), device="cuda") % 1021)
@@ -48,66 +37,17 @@ def test_the_driver_has_the_bytes_back_while_a_region_sleeps(device: Device, mod
     torch.cuda.synchronize()
     before = driver_free_bytes()
 
-    cycle(ledger, "sleep", restore={"weights": mode})
+    transact(ledger, "sleep", restore={"weights": mode})
     assert abs(driver_free_bytes() - before - 1024 * MIB) <= SLACK_BYTES
-    cycle(ledger, "wake")
+    transact(ledger, "wake")
 
     assert abs(driver_free_bytes() - before) <= SLACK_BYTES
     assert tensor.data_ptr() == region.address
     if mode == "memset":
         assert not tensor.any()
-    elif mode in ("cpu", "pinned"):
+    elif mode != "none":
         assert tensor.double().sum().item() == want
         assert torch.equal(tensor, (torch.arange(tensor.numel(), device="cuda") % 1021).float())
-
-
-@pytest.mark.parametrize("mode", ["none", "memset", "cpu", "pinned"])
-def test_a_graph_captured_before_sleep_replays_right_after_wake(device: Device, mode: str) -> None:
-    """S1: the graph holds addresses; they are the same, and the data behind them is as promised."""
-    ledger = Ledger(device)
-    weights = torch.from_dlpack(ledger.create_region("weights", 64 * MIB)).view(torch.float32)
-    fill = torch.full_like(weights, 3.0)
-    weights.copy_(fill)
-    x, y = torch.ones_like(weights), torch.zeros_like(weights)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        torch.mul(weights, x, out=y)
-    cycle(ledger, "sleep", restore={"weights": mode})
-    cycle(ledger, "wake")
-    if mode == "none":
-        weights.copy_(fill)
-    y.fill_(-1)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(y, torch.zeros_like(y) if mode == "memset" else fill)
-
-
-def test_a_wake_without_memory_is_refused_ten_times_and_then_succeeds_with_its_contents(
-    device: Device,
-) -> None:
-    """M4, F5: another owner takes the GPU's memory before each wake."""
-    ledger = Ledger(device)
-    region = ledger.create_region("weights", 2048 * MIB)
-    tensor = torch.from_dlpack(region)
-    tensor.random_()
-    want = tensor.to("cpu")
-    torch.cuda.synchronize()
-    cycle(ledger, "sleep")
-    torch.cuda.empty_cache()  # what earlier work left in torch's cache is not ours to count
-    for _ in range(10):
-        free = driver_free_bytes()
-        taken = torch.empty(free - 1024 * MIB, dtype=torch.uint8, device="cuda")
-        plan = ledger.preflight("wake", "w")
-        assert [row["code"] for row in plan.refusals] == ["device_memory"]
-        assert plan.refusals[0]["needed_bytes"] > plan.refusals[0]["free_bytes"]
-        with pytest.raises(OutOfDeviceMemory):
-            ledger.stage(plan, 30.0)
-        del taken
-        torch.cuda.empty_cache()
-        assert abs(driver_free_bytes() - free) <= SLACK_BYTES
-    cycle(ledger, "wake")
-    assert torch.equal(tensor.to("cpu"), want)
 
 
 def test_the_kv_cache_comes_back_byte_for_byte_on_the_gpu(device: Device) -> None:
@@ -133,9 +73,9 @@ def test_the_kv_cache_comes_back_byte_for_byte_on_the_gpu(device: Device) -> Non
     assert matched == 128
 
     sequence.suspend()
-    report = cycle(ledger, "sleep", restore={"kv_cache": "pinned"})
+    report = transact(ledger, "sleep", restore={"kv_cache": "pinned"})
     assert report["freed_bytes"] == 256 * MIB
-    cycle(ledger, "wake")
+    transact(ledger, "wake")
     assert kv.probe("", tokens) == matched
     assert sequence.resume()
     for index, slot in enumerate(int(slot) for slot in sequence.page_table if slot >= 0):
@@ -173,5 +113,5 @@ def test_a_kernel_still_running_is_waited_for_and_past_the_deadline_nothing_has_
     assert side.query(), "staged while the kernel was still running"
     ledger.commit()
     ledger.publish()
-    cycle(ledger, "wake")
+    transact(ledger, "wake")
     assert bool((tensor == 8).all()), "the kernel's work was lost"
