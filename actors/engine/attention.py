@@ -6,6 +6,7 @@ makes no mask for an attention that it does not know.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,15 @@ from transformers import AttentionInterface
 from torpor.actors.engine.batch import Decode, PagedBatch, Prefill
 
 ATTENTION = "torpor_paged"
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a layer weighs its context. softcap: bound of the scores. sinks: (heads,) scores of a token without value."""
+
+    scaling: float
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
 
 
 def register() -> None:
@@ -31,51 +41,78 @@ def paged_attention(
     *,
     scaling: float,
     paged_batch: PagedBatch,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """query: (1, heads, T, head_dim); key, value: (1, kv_heads, T, head_dim). Returns (1, T, heads, head_dim)."""
     layer = int(module.layer_idx)  # type: ignore[arg-type]
+    places = paged_batch.places[layer]
+    if sliding_window != places.window:
+        raise AssertionError(
+            f"layer {layer} asks for a window of {sliding_window}, pages keep {places.window}"
+        )
     keys, values = paged_batch.keys[layer], paged_batch.values[layer]
-    keys[paged_batch.new_slots, paged_batch.new_offsets] = key[0].transpose(0, 1).to(keys.dtype)
-    values[paged_batch.new_slots, paged_batch.new_offsets] = value[0].transpose(0, 1).to(values.dtype)
+    keys[places.new_slots, places.new_offsets] = key[0].transpose(0, 1).to(keys.dtype)
+    values[places.new_slots, places.new_offsets] = value[0].transpose(0, 1).to(values.dtype)
+    scoring = Scoring(scaling, softcap, s_aux)
     output = torch.empty_like(query[0].transpose(0, 1))  # (T, heads, head_dim)
-    for prefill in paged_batch.prefills:
-        output[prefill.rows] = attend_prefill(query[0][:, prefill.rows], keys, values, prefill, scaling)
-    for decode in paged_batch.decodes:
-        output[decode.rows] = attend_decode(query[0][:, decode.rows], keys, values, decode, scaling)
+    for prefill in places.prefills:
+        output[prefill.rows] = attend_prefill(query[0][:, prefill.rows], keys, values, prefill, scoring)
+    for decode in places.decodes:
+        output[decode.rows] = attend_decode(query[0][:, decode.rows], keys, values, decode, scoring)
     return output[None], None
 
 
 def attend_prefill(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, prefill: Prefill, scaling: float
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, prefill: Prefill, scoring: Scoring
 ) -> torch.Tensor:
     """query: (heads, n, head_dim). Returns (n, heads, head_dim)."""
     key = keys[prefill.blocks].flatten(0, 1)[: prefill.context_tokens].transpose(0, 1)
     value = values[prefill.blocks].flatten(0, 1)[: prefill.context_tokens].transpose(0, 1)
-    attended = F.scaled_dot_product_attention(
-        query[None],
-        key[None],
-        value[None],
-        attn_mask=prefill.mask,
-        is_causal=prefill.mask is None,
-        scale=scaling,
-        enable_gqa=query.shape[0] != key.shape[0],
-    )
-    return attended[0].transpose(0, 1)
+    return attend(query[None], key[None], value[None], prefill.mask, scoring)[0].transpose(0, 1)
 
 
 def attend_decode(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, decode: Decode, scaling: float
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, decode: Decode, scoring: Scoring
 ) -> torch.Tensor:
     """query: (heads, B, head_dim). Returns (B, heads, head_dim)."""
     key = keys[decode.slots, decode.offsets].transpose(1, 2)  # (B, kv_heads, longest, head_dim)
     value = values[decode.slots, decode.offsets].transpose(1, 2)
-    attended = F.scaled_dot_product_attention(
-        query.transpose(0, 1)[:, :, None],
-        key,
-        value,
-        attn_mask=decode.mask,
-        scale=scaling,
-        enable_gqa=query.shape[0] != key.shape[1],
-    )
-    return attended[:, :, 0]
+    return attend(query.transpose(0, 1)[:, :, None], key, value, decode.mask, scoring)[:, :, 0]
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scoring: Scoring,
+) -> torch.Tensor:
+    """query: (B, heads, n, head_dim); key, value: (B, kv_heads, m, head_dim). Returns (B, heads, n, head_dim).
+
+    mask: True where visible, to be broadcast to (B, heads, n, m); None: n is m, and each token sees those up to it.
+    """
+    groups = query.shape[1] // key.shape[1]
+    if scoring.softcap is None and scoring.sinks is None:
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scoring.scaling,
+            enable_gqa=groups > 1,
+        )
+    if mask is None:
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scores = query @ key.transpose(2, 3) * scoring.scaling
+    if scoring.softcap is not None:
+        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if scoring.sinks is None:
+        return scores.softmax(dim=-1) @ value
+    sinks = scoring.sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+    return torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1] @ value

@@ -16,14 +16,15 @@ from torpor.native import KvManager
 MAX_PADDING = (
     2  # sequences decode together while the longest has at most this many times the tokens of the shortest
 )
+Tables = SequenceOf[NDArray[np.int32]]  # one sequence's page tables, by life cycle
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Several new tokens of one sequence, attending to everything before them.
+    """Several new tokens of one sequence, attending to what its window shows of everything before them.
 
     rows: where they lie in the packed row. blocks: (n,) slots holding context_tokens tokens, the new ones included.
-    mask: (new, context) True where visible; None when the new tokens are the whole context.
+    mask: (new, context) True where visible; None when the new tokens are the whole context, and all is visible.
     """
 
     rows: slice
@@ -37,7 +38,7 @@ class Decode:
     """One new token each of several sequences of similar length.
 
     rows: (B,) in the packed row. slots, offsets: (B, longest) place of each context token; padding repeats the
-    sequence's first token, so that no undefined memory is read. mask: (B, 1, 1, longest) True where visible.
+    sequence's first visible token, so that no undefined memory is read. mask: (B, 1, 1, longest) True where visible.
     """
 
     rows: torch.Tensor
@@ -47,58 +48,90 @@ class Decode:
 
 
 @dataclass(frozen=True, slots=True)
-class PagedBatch:
-    """keys, values: one (slots, tokens_per_block, kv_heads, head_dim) view a layer.
+class Places:
+    """Of the layers of one life cycle: where the new tokens' K and V go, and what they attend to.
 
-    input_ids, position_ids: (1, T). new_slots, new_offsets: (T,) where the new tokens' K and V go.
+    window: tokens that one of them sees, itself included; None: all. new_slots, new_offsets: (T,).
     """
 
-    keys: tuple[torch.Tensor, ...]
-    values: tuple[torch.Tensor, ...]
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
+    window: int | None
     new_slots: torch.Tensor
     new_offsets: torch.Tensor
     prefills: tuple[Prefill, ...]
     decodes: tuple[Decode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PagedBatch:
+    """keys, values: by layer one (slots, tokens_per_block, kv_heads, head_dim) view. places: by layer.
+
+    input_ids, position_ids: (1, T).
+    """
+
+    keys: dict[int, torch.Tensor]
+    values: dict[int, torch.Tensor]
+    places: dict[int, Places]
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
     logit_rows: torch.Tensor  # (n,) rows whose logits are wanted, in the order of the chunks
 
 
 class Pages:
     """The manager's pools as tensors, at addresses that never change."""
 
-    def __init__(self, manager: KvManager, layers: int, device: torch.device) -> None:
-        self.keys = tuple(from_dlpack(manager.page_view(layer, "k")) for layer in range(layers))
-        self.values = tuple(from_dlpack(manager.page_view(layer, "v")) for layer in range(layers))
+    def __init__(self, manager: KvManager, device: torch.device) -> None:
+        self._cycles = manager.life_cycles
+        layers = [layer for cycle in self._cycles for layer in cycle["layers"]]
+        self.keys = {layer: from_dlpack(manager.page_view(layer, "k")) for layer in layers}
+        self.values = {layer: from_dlpack(manager.page_view(layer, "v")) for layer in layers}
         self.tokens_per_block = manager.tokens_per_block
         self.device = device
 
-    def batch(self, chunks: SequenceOf[Chunk], tables: SequenceOf[NDArray[np.int32]]) -> PagedBatch:
-        """tables: the page table of each chunk's sequence, covering all its tokens up to the chunk's end."""
+    def batch(self, chunks: SequenceOf[Chunk], tables: SequenceOf[Tables]) -> PagedBatch:
+        """tables: those of each chunk's sequence, covering all its visible tokens up to the chunk's end."""
         tokens = [token for chunk in chunks for token in chunk.tokens]
         positions = np.concatenate([np.arange(c.start, c.start + len(c.tokens)) for c in chunks])
-        slots = np.concatenate(
-            [self._slots(t, c.start, len(c.tokens)) for c, t in zip(chunks, tables, strict=True)]
-        )
-        ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
-        prefills: list[Prefill] = []
-        single: list[tuple[int, int, NDArray[np.int32]]] = []  # context tokens, row, table
-        for chunk, table, end in zip(chunks, tables, ends, strict=True):
-            if len(chunk.tokens) == 1:
-                single.append((chunk.start + 1, int(end) - 1, table))
-            else:
-                prefills.append(self._prefill(chunk, table, int(end)))
-        wanted = [int(end) - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.wants_logits]
+        ends = [int(end) for end in np.cumsum([len(chunk.tokens) for chunk in chunks])]
+        offsets = self._tensor(positions % self.tokens_per_block)
+        places: dict[int, Places] = {}
+        for index, cycle in enumerate(self._cycles):
+            window = int(cycle["window"]) or None
+            made = self._places(chunks, [table[index] for table in tables], ends, offsets, window)
+            places |= dict.fromkeys(cycle["layers"], made)
         return PagedBatch(
             keys=self.keys,
             values=self.values,
+            places=places,
             input_ids=self._tensor([tokens]),
             position_ids=self._tensor(positions[None]),
-            new_slots=self._tensor(slots),
-            new_offsets=self._tensor(positions % self.tokens_per_block),
+            logit_rows=self._tensor(
+                [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.wants_logits]
+            ),
+        )
+
+    def _places(
+        self,
+        chunks: SequenceOf[Chunk],
+        tables: Tables,
+        ends: SequenceOf[int],
+        offsets: torch.Tensor,
+        window: int | None,
+    ) -> Places:
+        slots = [self._slots(t, c.start, len(c.tokens)) for c, t in zip(chunks, tables, strict=True)]
+        prefills: list[Prefill] = []
+        single: list[Single] = []
+        for chunk, table, end in zip(chunks, tables, ends, strict=True):
+            if len(chunk.tokens) == 1:
+                seen = chunk.start + 1 if window is None else min(chunk.start + 1, window)
+                single.append(Single(seen, chunk.start + 1 - seen, end - 1, table))
+            else:
+                prefills.append(self._prefill(chunk, table, end, window))
+        return Places(
+            window=window,
+            new_slots=self._tensor(np.concatenate(slots)),
+            new_offsets=offsets,
             prefills=tuple(prefills),
             decodes=tuple(self._decode(group) for group in similar_lengths(single)),
-            logit_rows=self._tensor(wanted),
         )
 
     def _slots(self, table: NDArray[np.int32], start: int, count: int) -> NDArray[np.int64]:
@@ -107,24 +140,29 @@ class Pages:
             raise AssertionError(f"tokens {start} to {start + count} lie beyond the pages of their sequence")
         return slots
 
-    def _prefill(self, chunk: Chunk, table: NDArray[np.int32], end: int) -> Prefill:
+    def _prefill(self, chunk: Chunk, table: NDArray[np.int32], end: int, window: int | None) -> Prefill:
         new, context = len(chunk.tokens), chunk.start + len(chunk.tokens)
-        blocks = table[: -(-context // self.tokens_per_block)].astype(np.int64)
+        first = 0 if window is None else max(chunk.start + 1 - window, 0) // self.tokens_per_block
+        blocks = table[first : -(-context // self.tokens_per_block)].astype(np.int64)
+        before = chunk.start - first * self.tokens_per_block  # tokens of the context that are not new
         mask = None
-        if chunk.start:
-            mask = torch.ones(new, context, dtype=torch.bool, device=self.device).tril(chunk.start)
-        return Prefill(slice(end - new, end), self._tensor(blocks), context, mask)
+        if before or (window is not None and window < new):
+            mask = torch.ones(new, before + new, dtype=torch.bool, device=self.device).tril(before)
+            if window is not None:
+                mask = mask.triu(before + 1 - window)
+        return Prefill(slice(end - new, end), self._tensor(blocks), before + new, mask)
 
-    def _decode(self, group: SequenceOf[tuple[int, int, NDArray[np.int32]]]) -> Decode:
-        lengths = np.array([context for context, _, _ in group])
+    def _decode(self, group: SequenceOf[Single]) -> Decode:
+        lengths = np.array([one.context_tokens for one in group])
+        firsts = np.array([one.first for one in group])
         places = np.arange(lengths.max())[None].repeat(len(group), axis=0)
         visible = places < lengths[:, None]
-        places = np.where(visible, places, 0)
+        places = firsts[:, None] + np.where(visible, places, 0)
         slots = np.stack(
-            [table[row // self.tokens_per_block] for row, (_, _, table) in zip(places, group, strict=True)]
+            [one.table[row // self.tokens_per_block] for row, one in zip(places, group, strict=True)]
         )
         return Decode(
-            rows=self._tensor([row for _, row, _ in group]),
+            rows=self._tensor([one.row for one in group]),
             slots=self._tensor(slots.astype(np.int64)),
             offsets=self._tensor(places % self.tokens_per_block),
             mask=torch.from_numpy(visible[:, None, None]).to(self.device),
@@ -134,13 +172,21 @@ class Pages:
         return torch.as_tensor(np.asarray(numbers, dtype=np.int64), device=self.device)
 
 
-def similar_lengths(
-    single: SequenceOf[tuple[int, int, NDArray[np.int32]]],
-) -> list[list[tuple[int, int, NDArray[np.int32]]]]:
+@dataclass(frozen=True, slots=True)
+class Single:
+    """One new token: what it sees begins at position `first`; its place in the packed row; its sequence's pages."""
+
+    context_tokens: int
+    first: int
+    row: int
+    table: NDArray[np.int32]
+
+
+def similar_lengths(single: SequenceOf[Single]) -> list[list[Single]]:
     """Groups whose longest context has at most MAX_PADDING times the tokens of the shortest."""
-    groups: list[list[tuple[int, int, NDArray[np.int32]]]] = []
-    for item in sorted(single, key=lambda entry: entry[0]):
-        if groups and item[0] <= MAX_PADDING * groups[-1][0][0]:
+    groups: list[list[Single]] = []
+    for item in sorted(single, key=lambda entry: entry.context_tokens):
+        if groups and item.context_tokens <= MAX_PADDING * groups[-1][0].context_tokens:
             groups[-1].append(item)
         else:
             groups.append([item])

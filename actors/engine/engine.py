@@ -12,6 +12,7 @@ from torpor.actors.engine.channel import FollowerChannel, LeaderChannel
 from torpor.actors.engine.errors import ModelRefused
 from torpor.actors.engine.follower import FollowerLoop
 from torpor.actors.engine.group import RankGroup
+from torpor.actors.engine.layers import has_windows, layer_specs, longest_text_tokens
 from torpor.actors.engine.leader import LeaderLoop
 from torpor.actors.engine.loader import LoadedModel, load_model
 from torpor.actors.engine.prepare import prepare
@@ -27,6 +28,7 @@ from torpor.native import Device, KvManager, Ledger
 from torpor.native.adopt import Adopted, check_adopted
 
 JOIN_TIMEOUT_S = 300.0  # ranks load at different speeds
+USUAL_TEXT_TOKENS = 4096  # divides the KV cache over layers that keep all and layers that keep a window
 STEP_TIMEOUT_S = 120.0  # of one collective, or of a follower's answer
 
 
@@ -63,7 +65,7 @@ class TransformersEngine:
             shard(model.module, spec.rank, ranks)
         self._adopted = self._ledger.adopt(model.module)
         manager = self._make_manager(model)
-        pages = Pages(manager, int(model.config.num_hidden_layers), self._torch_device())
+        pages = Pages(manager, self._torch_device())
         leads = spec.rank == 0
         book = SequenceBook(manager, record=leads and ranks > 1)
         runner = ModelRunner(model.module, pages, book, makes_logits=leads)
@@ -85,7 +87,7 @@ class TransformersEngine:
             channel.close()
             raise
         return LeaderLoop(
-            Scheduler(book, Limits(engine.max_running, engine.step_tokens)),
+            Scheduler(book, Limits(engine.max_running, engine.step_tokens, self._whole_prompts())),
             book,
             runner,
             channel,
@@ -93,6 +95,11 @@ class TransformersEngine:
             synchronize=self._synchronize,
             leave_group=self._group.leave,
         )
+
+    def _whole_prompts(self) -> bool:
+        """A window's pages come back while a prompt is read: it may be longer than they are many."""
+        assert self._manager is not None
+        return not has_windows(self._manager)
 
     def _follow(self, book: SequenceBook, runner: ModelRunner) -> FollowerLoop:
         spec = self._spec
@@ -111,7 +118,7 @@ class TransformersEngine:
         model, manager = self._model, self._manager
         if model is None or manager is None:
             raise InvalidPrompt("the model is not loaded yet")
-        return prepare(request, model, manager.slots * manager.tokens_per_block)
+        return prepare(request, model, longest_text_tokens(manager))
 
     def submit(self, prepared: object) -> None:
         """Raises ports.QueueFull at the bound, StepLoopDied when nothing would ever answer."""
@@ -183,17 +190,14 @@ class TransformersEngine:
         self._loop = self._model = self._adopted = self._manager = self._book = None
 
     def _make_manager(self, model: LoadedModel) -> KvManager:
-        cache, config = self._spec.model.kv_cache, model.config
+        cache = self._spec.model.kv_cache
         restore = self._spec.model.restore_modes.get("kv_cache", RestoreMode.NONE)
-        return self._ledger.create_kv_manager(
-            layers=int(config.num_hidden_layers),
-            kv_heads=int(config.num_key_value_heads) // self._spec.model.tensor_parallel,
-            head_dim=int(
-                getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-            ),
-            dtype=str(model.dtype).removeprefix("torch."),
+        return self._ledger.create_kv_cache(
+            layer_specs(model.config, model.dtype, self._spec.model.tensor_parallel),
             tokens_per_block=cache.tokens_per_block,
             restore=str(restore),
+            sequence_tokens=min(model.context_tokens, USUAL_TEXT_TOKENS),
+            max_sequence_tokens=model.context_tokens,
             **cache.tiers(),
         )
 

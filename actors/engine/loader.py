@@ -15,8 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from torpor.actors.config import EngineConfig
 from torpor.actors.engine.attention import ATTENTION, register
 from torpor.actors.engine.errors import ModelRefused
+from torpor.actors.engine.families import check_config
 from torpor.actors.engine.gguf_reading import parsed_once
-from torpor.actors.engine.source import LoadFormat, ModelSource, check_config, resolve
+from torpor.actors.engine.source import LoadFormat, ModelSource, resolve
 from torpor.actors.engine.tokenizer import ByteTokenizer, PretrainedTokenizer, Tokenizer
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

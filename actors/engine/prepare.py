@@ -12,13 +12,19 @@ from torpor.actors.engine.sampling import Sampler, check_sampling
 from torpor.actors.messages import GenerateRequest
 
 
-def prepare(asked: GenerateRequest, model: LoadedModel, pool_tokens: int) -> Request:
-    """Tokenise and check; called from any thread. pool_tokens: what the whole KV pool holds. Raises InvalidPrompt."""
+def prepare(asked: GenerateRequest, model: LoadedModel, pool_tokens: int | None) -> Request:
+    """Tokenise and check; called from any thread. Raises InvalidPrompt.
+
+    pool_tokens: the longest text that fits the KV cache; None: any.
+    """
     check_sampling(asked.sampling)
     prompt = _tokens(asked, model)
     most, bound = min(
         (model.context_tokens, "the model's context"),
-        (pool_tokens, "the KV pool (raise kv_cache.gpu_bytes)"),
+        (
+            model.context_tokens if pool_tokens is None else pool_tokens,
+            "the KV pool (raise kv_cache.gpu_bytes)",
+        ),
     )
     left = most - len(prompt)
     wanted = asked.sampling.max_tokens

@@ -24,8 +24,7 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, chunks: SequenceOf[Chunk]) -> torch.Tensor | None:
         """Write the chunks' K and V. Returns (n, vocabulary) for the chunks that want logits, None on followers."""
-        tables = [self._book.page_table(chunk.key) for chunk in chunks]
-        batch = self._pages.batch(chunks, tables)
+        batch = self._pages.batch(chunks, [self._book.tables(chunk.key) for chunk in chunks])
         keywords = {
             "input_ids": batch.input_ids,
             "position_ids": batch.position_ids,

@@ -19,8 +19,11 @@ from torpor.actors.messages import FinishReason, TokenEvent
 
 @dataclass(frozen=True, slots=True)
 class Limits:
+    """whole_prompts: a request begins when there are pages for its whole prompt, else for its first chunk."""
+
     max_running: int
     step_tokens: int  # prefill tokens in one step
+    whole_prompts: bool = True
 
 
 def _arrival(request: Request) -> int:
@@ -98,7 +101,9 @@ class Scheduler:
         """Add the request's next chunk if there are pages for it; returns the prefill tokens used."""
         decoding = request.decoding
         count = 1 if decoding else min(budget, request.total_tokens - request.computed)
-        if count <= 0 or not self._make_room(request, request.computed + count, ended):
+        while count > 0 and not self._make_room(request, request.computed + count, ended):
+            count = count // 2 if request.place is Place.RUNNING else 0
+        if count <= 0:
             return 0
         end = request.computed + count
         chunks.append(
@@ -112,6 +117,7 @@ class Scheduler:
         return 0 if decoding else count
 
     def _make_room(self, request: Request, capacity_tokens: int, ended: list[TokenEvent]) -> bool:
+        """False: it was suspended or ended, or runs on, and fewer tokens may find room."""
         pushed = False  # somebody was suspended, and their pages did not leave the device
         while not self._book.resize(request.key, capacity_tokens):
             youngest = self._running[-1]
@@ -122,6 +128,8 @@ class Scheduler:
                 pushed = True
             elif len(self._running) > 1:
                 self._suspend(request)
+                return False
+            elif not self._limits.whole_prompts and capacity_tokens > request.computed + 1:
                 return False
             else:
                 ended.append(self._end(request, FinishReason.ERROR, self._too_small(capacity_tokens)))
@@ -158,7 +166,9 @@ class Scheduler:
             return True
         total = request.total_tokens
         matched = self._book.create(request.key, request.scope, request.tokens(0, total))
-        if not (self._book.resume(request.key) and self._book.resize(request.key, total)):
+        if not (
+            self._book.resume(request.key) and self._book.resize(request.key, self._begin(matched, total))
+        ):
             self._book.close(request.key)
             return False
         self._waiting.remove(request)
@@ -166,6 +176,12 @@ class Scheduler:
         if request.cached_tokens is None:
             request.cached_tokens = matched
         return True
+
+    def _begin(self, matched: int, total: int) -> int:
+        """Tokens that there must be room for before a request begins."""
+        if self._limits.whole_prompts:
+            return total
+        return min(total, matched + (self._limits.step_tokens if self._running else 1))
 
     def _suspend(self, request: Request) -> None:
         self._set_aside(request)

@@ -18,6 +18,7 @@ class SequenceBook:
     def __init__(self, manager: KvManager, record: bool) -> None:
         self._manager = manager
         self._record = record
+        self._cycles = len(manager.life_cycles)
         self._sequences: dict[int, Sequence] = {}
         self._log: list[Operation] = []
 
@@ -50,8 +51,10 @@ class SequenceBook:
         """Whether a sleep has discarded K and V that it had."""
         return self._sequences[key].contents_lost
 
-    def page_table(self, key: int) -> NDArray[np.int32]:
-        return self._sequences[key].page_table
+    def tables(self, key: int) -> list[NDArray[np.int32]]:
+        """Its page tables, in the order of the manager's life cycles."""
+        sequence = self._sequences[key]
+        return [sequence.table(cycle) for cycle in range(self._cycles)]
 
     def take_log(self) -> tuple[Operation, ...]:
         """The operations since the last call."""

@@ -12,8 +12,6 @@ from torpor.actors.config import EngineConfig
 from torpor.actors.engine.errors import ModelRefused
 
 GGUF_MAGIC = b"GGUF"
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
-STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # the others rewrite their tables as texts grow
 
 
 class LoadFormat(enum.StrEnum):
@@ -52,36 +50,6 @@ def resolve(engine: EngineConfig) -> ModelSource:
     if load_format is LoadFormat.SAFETENSORS:
         return _safetensors(path)
     return _dummy(path)
-
-
-def check_config(config: Any, tensor_parallel: int) -> None:
-    """Refuse by name what this engine does not serve. config is a transformers config."""
-    name = architecture(config)
-    if name not in SUPPORTED_ARCHITECTURES:
-        served = ", ".join(SUPPORTED_ARCHITECTURES)
-        raise ModelRefused(f"architecture {name} is not served by this engine; served: {served}")
-    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope_type not in STATIC_ROPE_TYPES:
-        raise ModelRefused(
-            f"rope type {rope_type!r} is not served: its tables change with the text; "
-            f"served: {', '.join(STATIC_ROPE_TYPES)}"
-        )
-    for field in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
-        value = int(getattr(config, field))
-        if value % tensor_parallel:
-            raise ModelRefused(
-                f"{name} has {field} {value}, which tensor_parallel {tensor_parallel} does not divide; "
-                f"choose a divisor of {value}"
-            )
-
-
-def architecture(config: Any) -> str:
-    named = getattr(config, "architectures", None)
-    if named:
-        return str(named[0])
-    if getattr(config, "model_type", "") == "llama":  # GGUF files name only the type
-        return "LlamaForCausalLM"
-    return f"of model type {getattr(config, 'model_type', 'unknown')!r}"
 
 
 def _load_format(wanted: str, path: Path) -> LoadFormat:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from torpor.actors.config import MIB, DeviceConfig, EngineConfig, KvCacheConfig, ModelConfig, RankSpec
 from torpor.actors.engine import Engine, make_engine
@@ -192,8 +192,8 @@ class Oracle:
     def __init__(self, config: Path, seed: int = 0) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.model = LlamaForCausalLM._from_config(
-                LlamaConfig(**json.loads(config.read_text())),
+            self.model = AutoModelForCausalLM.from_config(
+                AutoConfig.for_model(**json.loads(config.read_text())),
                 dtype=torch.float32,
                 attn_implementation="eager",
             ).eval()
@@ -208,6 +208,12 @@ class Oracle:
         for _ in range(count):
             tokens.append(int(self.logits(tokens)[-1].argmax()))
         return tokens[len(prompt) :]
+
+    def agrees(self, prompt: Sequence[int], answer: Sequence[int]) -> bool:
+        """Whether `answer` is its greedy text, from one forward: each token is the likeliest after those before it."""
+        whole = [*prompt, *answer]
+        likeliest = self.logits(whole[:-1])[len(prompt) - 1 :].argmax(dim=-1)
+        return bool(answer) and likeliest.tolist() == list(answer)
 
 
 def small_model() -> Path:

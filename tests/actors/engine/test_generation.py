@@ -69,7 +69,7 @@ def test_eight_requests_of_mixed_lengths_at_once_are_each_token_exact(
 def test_memory_that_was_never_written_is_never_read(host: EngineHost, oracle: Oracle) -> None:
     """Fresh physical memory may hold anything, also what is no number."""
     pages = host.engine._loop._runner._pages  # type: ignore[attr-defined]
-    for pool in (*pages.keys, *pages.values):
+    for pool in (*pages.keys.values(), *pages.values.values()):
         pool.fill_(float("nan"))
     host.engine.quiesce(10)
     prompts = [prompt(n, seed=n) for n in (1, 2, 3, 1, 5)]  # whose padded decodes share a batch

@@ -23,7 +23,7 @@ def addresses(host: EngineHost) -> dict[str, int]:
     pages = host.engine._loop._runner._pages  # type: ignore[attr-defined]
     tensors = [*module(host).named_parameters(), *module(host).named_buffers()]
     found = {name: tensor.data_ptr() for name, tensor in tensors}
-    return found | {f"k{i}": keys.data_ptr() for i, keys in enumerate(pages.keys)}
+    return found | {f"k{i}": keys.data_ptr() for i, keys in pages.keys.items()}
 
 
 def logits(host: EngineHost, tokens: list[int]) -> torch.Tensor:
