@@ -24,8 +24,8 @@ part() {
   local name=$1 limit_s=$2 start=$SECONDS status=0
   shift 2
   [[ $picked == "  " || $picked == *" $name "* ]] || return 0
-  timeout -k 10 "$limit_s" "$@" >"$OUT/$name.log" 2>&1 || status=$?
-  tail -n 12 "$OUT/$name.log" | cut -c -300
+  timeout -k 10 "$limit_s" bash -c 'set -euo pipefail; "$@"' "$name" "$@" >"$OUT/$name.log" 2>&1 || status=$?
+  tail -n "$([[ $status == 0 ]] && echo 4 || echo 30)" "$OUT/$name.log" | cut -c -240
   echo "== $name: status $status after $((SECONDS - start)) s"
   [[ $status == 0 ]] || failures+=("$name: status $status$([[ $status != 124 ]] || echo ": not ready after $limit_s s"); see $OUT/$name.log")
 }
@@ -41,8 +41,6 @@ build() {
 
 run_tests() {
   part ctest 180 ctest --test-dir build/gpu --output-on-failure
-  # Tables that gain a row have their others already.
-  cp -n --preserve=timestamps tests/bench/results/[a-z]*.json "$TORPOR_RESULTS/" || true
   part pytest 240 python3 -m pytest -q -c tests/gpu/pytest.ini -p no:cacheprovider --durations=8 tests/gpu
   if python3 -c 'import ray, fastapi, structlog' && [[ -f ${TORPOR_DEFAULT_MODEL:-} ]]; then
     part walkthrough 200 python3 -m torpor.service.walkthrough --device cuda
@@ -57,13 +55,22 @@ bench() {
   part p5 120 python3 tests/bench/p5_pages.py --json "$TORPOR_RESULTS"
 }
 
+# TOOL COMMAND…: the program must succeed under the tool, and the tool must have said what it has found.
+sanitized() {
+  local tool=$1 status=0
+  shift
+  "$@" 2>&1 | tee "$OUT/$tool.txt" || status=$?
+  python3 tests/gpu/sanitized.py "$tool" "$OUT/$tool.txt" || status=$?
+  return $status
+}
+
 sanitize() {
   if ! compute-sanitizer --version >"$OUT/sanitizer.log" 2>&1; then
     failures+=("compute-sanitizer is not on this machine: nothing was checked")
     return
   fi
   for tool in memcheck racecheck initcheck; do
-    part $tool 150 compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 9 build/gpu/tests/native/test_device_contract
+    part $tool 150 sanitized $tool compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 9 build/gpu/tests/native/test_device_contract
   done
 }
 
@@ -71,15 +78,19 @@ sanitize() {
 figures() {
   local written
   mapfile -t written < <(find "$TORPOR_RESULTS" -name '*.json' -newer "$OUT/machine.txt" | sort)
-  [[ ${#written[@]} == 0 ]] || python3 tests/bench/record.py "${written[@]}" | cut -c -260
+  [[ ${#written[@]} == 0 ]] || python3 tests/bench/record.py "${written[@]}" | cut -c -240
 }
 
 case $verb in
   build | test | bench | sanitize) ;;
   *) echo "usage: tests/gpu/run.sh build|test|bench|sanitize [PART…]" >&2; exit 2 ;;
 esac
+export OUT
+export -f sanitized
 describe | tee "$OUT/machine.txt"
 build
+# Tables that gain a row have their others already.
+cp -n --preserve=timestamps tests/bench/results/[a-z]*.json "$TORPOR_RESULTS/" || true
 case $verb in
   test) run_tests ;;
   bench) bench ;;
