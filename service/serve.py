@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import signal
 import socket
 import threading
@@ -22,15 +23,13 @@ from torpor.actors.ports import Control, ControlUnreachable, Inference
 from torpor.service.app import create_app
 from torpor.service.auth.tokens import TokensError
 from torpor.service.auth.tokens_file import TokensFile
+from torpor.service.ending import SIGNALS, TOLD_S, Ending, EndTimes, park
 from torpor.service.gate.gates import Gates
 from torpor.service.gate.patience import PatientInference
 from torpor.service.limits.bounds import Bounds
 from torpor.service.loading import tell_states, until_loaded
 from torpor.service.settings.shape import Settings, cluster_config
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_STREAMS_END_S = 5  # how long open streams may go on after a signal
-_TOLD_S = 3  # then they are told that they end, and get so long to hear it
 _DESCRIBE_S = 30  # a coordinator that restarts meanwhile is waited for
 
 
@@ -88,7 +87,22 @@ def serve(settings: Settings, around: Surroundings, joins: bool = False) -> int:
         finally:
             others = "the cluster goes on" if joins else "the ranks end, their memory is given back"
             around.say(f"Stopping: {others}")
+            _shut_down(cluster)
+
+
+def _shut_down(cluster: Cluster) -> None:
+    """Ends at once with another signal, whose sender has seen for long enough that it does not."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        with _handling(interrupt):
             cluster.shutdown()
+    except KeyboardInterrupt:
+        raise ServeError(
+            "interrupted while stopping; what it has started may need to be ended by hand"
+        ) from None
 
 
 def check_models(settings: Settings) -> None:
@@ -169,15 +183,22 @@ def _signals_held() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         came.append(number)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    before = {number: signal.signal(number, hold) for number in _SIGNALS}
-    try:
+    with _handling(hold):
         yield lambda: bool(came)
+
+
+@contextlib.contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Of signals, by this; as far as this thread is the one to which they come."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in SIGNALS}
+    try:
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, known in before.items():
+            signal.signal(number, known)
 
 
 class _Server(uvicorn.Server):
@@ -208,6 +229,7 @@ async def _serve(
 ) -> int:
     """started: what is being loaded; None = a joined cluster, which tells by itself what it has."""
     config = started or await _described(cluster.control)
+    times = EndTimes(**settings.shutdown.model_dump())
     app = create_app(
         cluster.control,
         cluster.inference,
@@ -222,12 +244,12 @@ async def _serve(
         log_config=None,
         access_log=False,
         lifespan="on",
-        timeout_graceful_shutdown=_STREAMS_END_S + _TOLD_S,
+        timeout_graceful_shutdown=math.ceil(times.drain_s + TOLD_S),
     )
     server = _Server(options)
-    stopping = app.state.context.ending
-    _stop_on_signals(server, stopping)
-    ending = asyncio.create_task(_end_streams(stopping, inference))
+    end = Ending(server, app.state.context.ending, inference.close, times)
+    end.on_signals()
+    ending = asyncio.create_task(end.run())
     loading = asyncio.create_task(
         until_loaded(cluster.control, started, around.say)
         if started is not None
@@ -239,32 +261,15 @@ async def _serve(
     await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
     code = 0
     if loading.done() and not loading.result():
-        server.should_exit, code = True, 1
-        stopping.set()
+        code = 1
+        end.now()
     await serving
+    if server.force_exit:
+        await server.lifespan.shutdown()  # left out then, and cancelled with a traceback
     for task in (loading, ending):
         task.cancel()
     await asyncio.gather(loading, ending, return_exceptions=True)
     await inference.close()
+    if times.park and started is None and not server.force_exit:
+        await park(cluster.control, times.park_timeout_s, around.say)
     return code
-
-
-async def _end_streams(stopping: asyncio.Event, inference: PatientInference) -> None:
-    """After a signal, open streams go on for a while; those that still run then end with an error event (G3)."""
-    await stopping.wait()
-    await asyncio.sleep(_STREAMS_END_S)
-    await inference.close()
-
-
-def _stop_on_signals(server: uvicorn.Server, stopping: asyncio.Event) -> None:
-    if threading.current_thread() is not threading.main_thread():
-        return
-
-    def stop() -> None:
-        # The second signal does not wait for open streams.
-        server.force_exit = server.should_exit
-        server.should_exit = True
-        stopping.set()
-
-    for number in _SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, stop)

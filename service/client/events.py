@@ -14,7 +14,7 @@ QUIET_S = 60.0  # the service says something every 15 s
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """kind: model, operation, deleted or reset. id: to go on from, with `last_event_id`."""
+    """kind: model, operation, deleted, reset or ending. id: to go on from, with `last_event_id`."""
 
     id: str
     kind: str

@@ -21,11 +21,13 @@ router = APIRouter(tags=["native"])
 WAIT_S = 60.0  # of one question for news
 AGAIN_S = 1.0  # after the coordinator was not there
 T = TypeVar("T")
+# Without an id: Last-Event-ID stays the one of the last change.
+_ENDING = b'event: ending\ndata: {"hint":"This front end ends; go on at another with Last-Event-ID."}\n\n'
 
 
 @router.get("/events", response_class=Response)
 async def events(request: Request, model: str | None = None) -> Response:
-    """Server-sent events: `model`, `operation`, `deleted`, and `reset` where some were missed.
+    """Server-sent events: `model`, `operation`, `deleted`, `reset` where some were missed, `ending` at last.
 
     With Last-Event-ID, what has come since then first.
     """
@@ -45,8 +47,9 @@ async def _chunks(context: Context, after: Position | None, model: str | None) -
         except ControlUnreachable:
             if await _unless_ending(context, asyncio.sleep(AGAIN_S, result=True)):
                 continue
-            return
+            news = None
         if news is None:
+            yield _ENDING
             return
         chunks = [_chunk(change) for change in news.changes if _concerns(change, model)]
         if after is None or (news.until != after and not chunks):

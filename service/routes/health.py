@@ -26,11 +26,12 @@ async def livez() -> dict[str, str]:
 @router.get("/readyz")
 @router.get("/health")
 async def readyz(request: Request) -> JSONResponse:
-    """200 when the coordinator answers and some model is loaded, awake or asleep; else 503.
+    """200 when the coordinator answers and some model is loaded, awake or asleep; else, or when this ends, 503.
 
     Under /m/{model}: that model.
     """
-    status = await _readiness(context_of(request), mounted_model(request))
+    context = context_of(request)
+    status = "ending" if context.ending.is_set() else await _readiness(context, mounted_model(request))
     return JSONResponse({"status": status}, 200 if status == "ready" else 503)
 
 

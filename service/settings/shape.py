@@ -27,6 +27,7 @@ from torpor.actors.config import (
     RecoverPolicy,
 )
 from torpor.actors.messages import RestoreMode
+from torpor.service.ending import EndTimes
 from torpor.service.limits.bounds import Bounds
 from torpor.service.units import parse_duration_s, parse_size_bytes
 
@@ -159,6 +160,15 @@ class LimitSettings(_Section):
     burst: Annotated[int, Field(ge=1, le=1_000_000_000)] = Bounds().burst
 
 
+class ShutdownSettings(_Section):
+    """What a front end does after SIGTERM or SIGINT; service/ending.py. park counts with `serve --connect` only."""
+
+    notice_s: Annotated[float, BeforeValidator(parse_duration_s), Field(ge=0, le=3600)] = EndTimes().notice_s
+    drain_s: Annotated[float, BeforeValidator(parse_duration_s), Field(ge=0, le=86400)] = EndTimes().drain_s
+    park: bool = EndTimes().park
+    park_timeout_s: DurationS = EndTimes().park_timeout_s
+
+
 class RaySettings(_Section):
     """address: of the Ray cluster that `serve --connect` and `apply` join; auto = RAY_ADDRESS, or this machine's."""
 
@@ -179,6 +189,7 @@ class Settings(_Section):
     http: HttpSettings = HttpSettings()
     auth: AuthSettings = AuthSettings()
     limits: LimitSettings = LimitSettings()
+    shutdown: ShutdownSettings = ShutdownSettings()
     journal: JournalSettings = JournalSettings()
     ray: RaySettings = RaySettings()
     weights_roots: tuple[str, ...] = ()  # absolute folders of the ranks' nodes

@@ -1,11 +1,14 @@
 """`serve` as a child process over an in-memory cluster: the real HTTP server, signals and exit codes, without Ray.
 
-python service_child.py FOLDER PORT [--loading-fails] [--endless] [--refuses] [--slow-start]
+python service_child.py FOLDER PORT [--loading-fails] [--endless] [--refuses] [--slow-start] [--slow-end] [--joins]
+
+TORPOR_SHUTDOWN of the environment is heeded.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from dataclasses import replace
@@ -21,7 +24,7 @@ from torpor.actors.coordinator.journal import Journal
 from torpor.actors.coordinator.memory import Fault, MemoryCluster
 from torpor.service.cli.serve_command import say
 from torpor.service.logs import make_logger
-from torpor.service.serve import Surroundings, serve
+from torpor.service.serve import ServeError, Surroundings, serve
 from torpor.service.settings.load import load_settings
 
 LOADING_S = 0.3
@@ -64,6 +67,7 @@ class LateControl:
 class LateCluster:
     def __init__(self, config: ClusterConfig, flags: list[str]) -> None:
         self._cluster = MemoryCluster.build(config)
+        self._slow_end = "--slow-end" in flags
         if "--refuses" in flags:
             for ranks in self._cluster.ranks.values():
                 ranks[0].fault("preflight", Fault.REFUSE, times=100)
@@ -76,6 +80,9 @@ class LateCluster:
         )
 
     def shutdown(self) -> None:
+        if self._slow_end:
+            print("ending", flush=True)
+            time.sleep(20)
         print(f"requests left: {len(self.inference.running)}", flush=True)
 
 
@@ -88,6 +95,7 @@ def main() -> int:
         "TORPOR_HTTP__PORT": port,
         "TORPOR_JOURNAL__PATH": str(folder / "journal.db"),
     }
+    environment |= {name: value for name, value in os.environ.items() if name == "TORPOR_SHUTDOWN"}
     if (folder / "tokens").exists():
         environment["TORPOR_AUTH__TOKENS_FILE"] = str(folder / "tokens")
 
@@ -99,7 +107,11 @@ def main() -> int:
         return LateCluster(config, flags)
 
     around = Surroundings(start, say, make_logger(sys.stderr), cuda_device_count=lambda: 0)
-    return serve(load_settings(None, environment), around)
+    try:
+        return serve(load_settings(None, environment), around, joins="--joins" in flags)
+    except ServeError as error:
+        print(f"torpor: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,12 +24,22 @@ def free_port() -> int:
 
 
 class ServiceProcess:
-    def __init__(self, folder: Path, *flags: str, port: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        port: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.port = port if port is not None else free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, str(HERE / "service_child.py"), str(folder), str(self.port), *flags]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
         )
 
     def wait_ready(self) -> None:
@@ -53,8 +63,10 @@ class ServiceProcess:
 
 
 @contextmanager
-def running(folder: Path, *flags: str) -> Iterator[ServiceProcess]:
-    service = ServiceProcess(folder, *flags)
+def running(
+    folder: Path, *flags: str, environment: Mapping[str, str] | None = None
+) -> Iterator[ServiceProcess]:
+    service = ServiceProcess(folder, *flags, environment=environment)
     try:
         service.wait_ready()
         yield service
