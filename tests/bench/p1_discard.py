@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -76,13 +77,14 @@ def burst(turns: Turns, player: Player) -> None:
         turns.add_pair(player.entry, case, sleep_s, wake_s)
 
 
-def play(turns: Turns) -> None:
+def play(turns: Turns, save: Callable[[], object]) -> None:
     turns.load()
     for kind, rounds in ((paused, ROUNDS), (burst, BURSTS)):
         for number in range(rounds):
             for player in turns.shuffled(number):
                 with turns.turn(player):
                     kind(turns, player)
+            save()  # a run that is cut off has its whole rounds
 
 
 def main() -> int:
@@ -98,9 +100,10 @@ def main() -> int:
         torch.zeros(1, device="cuda")
     result = Result("P1", notes=f"{size_bytes / GIB:g} GiB, mode none; 1 GiB chunks for the limit")
     turns = Turns(result, lambda: device.memory_info()[0])
+    name = "host" if host else gpu_name()
     with turns.playing(entries(size_bytes, host, result)):
-        play(turns)
-    return turns.conclude(options.json, "host" if host else gpu_name())
+        play(turns, lambda: result.save(options.json, name))
+    return turns.conclude(options.json, name)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ since (M9: only unmapped), one with changed contents (the host memory is there),
 made in advance. A round is a fresh process for each subject, one after the other in an order drawn by a seed, each
 given its turn until it has ended and its memory is back. Contents are looked at after each first wake. Rounds begin until
 there are five, or until another one would end past `--seconds`; what is slow of the rivals is played in the
-first one only.
+first `--slow-rounds` only.
 
 `--host MIB` rehearses the same on host devices, without limit and rivals.
 """
@@ -30,7 +30,6 @@ from turns import Entry, Failed, Player, Turns
 from torpor.native import Device
 
 ROUNDS = 5
-SLOW_ROUNDS = 1
 QUICK = ("saver_retain",)  # whose later cycles are played in every round
 PAUSE_S = 0.5
 UNCHANGED = "unchanged since"
@@ -85,12 +84,11 @@ def theirs(turns: Turns, player: Player, later: bool) -> None:
         cycle(turns, player, "changed, later")
 
 
-def play_round(turns: Turns, number: int, load: Load, link: Link | None) -> None:
-    first = number < SLOW_ROUNDS
+def play_round(turns: Turns, slow: bool, number: int, load: Load, link: Link | None) -> None:
     if link is not None:
         for metric, seconds in zip(("sleep_s", "wake_s"), link.copy(), strict=True):
             turns.result.add("limit", "one copy, host memory there", metric, "s", seconds)
-    with turns.playing(entries(load, first, turns.result)):
+    with turns.playing(entries(load, slow, turns.result)):
         for player in turns.shuffled(number):
             with turns.turn(player):
                 player.ask("load")
@@ -98,7 +96,7 @@ def play_round(turns: Turns, number: int, load: Load, link: Link | None) -> None
                 if player.entry.program == "torpor":
                     ours(turns, player)
                 else:
-                    theirs(turns, player, later=first or player.entry.program in QUICK)
+                    theirs(turns, player, later=slow or player.entry.program in QUICK)
                 player.ask("end")
             player.end()
             with turns.turn(player):
@@ -110,6 +108,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, required=True, help="folder for the result")
     parser.add_argument("--gib", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=280.0, help="no round begins that would end later")
+    parser.add_argument("--slow-rounds", type=int, default=1, help="in so many, what is slow plays too")
     parser.add_argument("--host", type=int, default=0, metavar="MIB", help="on host devices, so many MiB")
     options = parser.parse_args()
     size_bytes = options.host << 20 if options.host else options.gib * GIB
@@ -121,15 +120,17 @@ def main() -> int:
     notes = f"{size_bytes / GIB:g} GiB of weights, mode pinned; P3 is '{UNCHANGED}' and 'backup made before'"
     turns = Turns(Result("P2", notes=notes), lambda: device.memory_info()[0])
     load = Load(size_bytes, keep="pinned", host_device=host)
-    began, longest_s = time.monotonic(), 0.0
+    name = "host" if host else gpu_name()
+    began, last_s = time.monotonic(), 0.0
     for number in range(ROUNDS):
         start = time.monotonic()
-        if start - began + longest_s > options.seconds:
+        if start - began + last_s > options.seconds:
             turns.result.notes += f"; {number} rounds of {ROUNDS}: the time was over"
             break
-        play_round(turns, number, load, link)
-        longest_s = time.monotonic() - start if number >= SLOW_ROUNDS else 0.0
-    return turns.conclude(options.json, "host" if host else gpu_name())
+        play_round(turns, number < options.slow_rounds, number, load, link)
+        last_s = time.monotonic() - start
+        turns.result.save(options.json, name)  # a run that is cut off has its whole rounds
+    return turns.conclude(options.json, name)
 
 
 if __name__ == "__main__":

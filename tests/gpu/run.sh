@@ -19,11 +19,13 @@ describe() {
   python3 -c 'import os, platform, torch; print(platform.release(), os.cpu_count(), "cores, torch", torch.__version__)'
 }
 
+picks() { [[ $picked == "  " || $picked == *" $1 "* ]]; }
+
 # part NAME SECONDS COMMAND…: its output into OUT/NAME.log, the end of that here. Whatever becomes of one, the next runs.
 part() {
   local name=$1 limit_s=$2 start=$SECONDS status=0
   shift 2
-  [[ $picked == "  " || $picked == *" $name "* ]] || return 0
+  picks "$name" || return 0
   timeout -k 10 "$limit_s" bash -c 'set -euo pipefail; "$@"' "$name" "$@" >"$OUT/$name.log" 2>&1 || status=$?
   tail -n "$([[ $status == 0 ]] && echo 4 || echo 30)" "$OUT/$name.log" | cut -c -240
   echo "== $name: status $status after $((SECONDS - start)) s"
@@ -42,6 +44,7 @@ build() {
 run_tests() {
   part ctest 180 ctest --test-dir build/gpu --output-on-failure
   part pytest 240 python3 -m pytest -q -c tests/gpu/pytest.ini -p no:cacheprovider --durations=8 tests/gpu
+  picks walkthrough || return 0
   if python3 -c 'import ray, fastapi, structlog' && [[ -f ${TORPOR_DEFAULT_MODEL:-} ]]; then
     part walkthrough 200 python3 -m torpor.service.walkthrough --device cuda
   else
