@@ -146,6 +146,9 @@ class Hold:
 class OperationRequest:
     """An operation as asked for. tags None = every tag of the model; restore by tag, missing = defaults.
 
+    A wake with `releases` ends that one hold, named by its sleep's operation, and nobody else's: the model wakes, with
+    all its tags, when it was the last hold; else the wake succeeds and leaves the model asleep. So does one whose hold
+    has ended already. Rejected, it leaves the hold as it was.
     An update takes drain and one of weights_path and weights_handed (a name that ranks can fetch tensors by).
     A delete takes drain; a recover takes `to` (a state to reach; None = the last published one) and
     accept_stale_weights (weights that were updated since may come back as their source has them).
@@ -168,6 +171,7 @@ class OperationRequest:
     lease_s: float | None = None  # of the hold that a sleep is
     on_expiry: OnExpiry = OnExpiry.KEEP
     make_room: MakeRoom | None = None  # of a wake; None: as configured for one on request, else none
+    releases: str = ""
     to: ModelState | None = None
     accept_stale_weights: bool = False
     weights_path: str = ""

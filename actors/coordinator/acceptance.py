@@ -7,7 +7,16 @@ from dataclasses import replace
 
 from torpor.actors.coordinator.holds import refusal as held
 from torpor.actors.coordinator.runtime import ModelRuntime
-from torpor.actors.messages import Kind, ModelState, OnConflict, OperationRequest, Origin, Refusal, RejectCode
+from torpor.actors.messages import (
+    Kind,
+    ModelState,
+    OnConflict,
+    Operation,
+    OperationRequest,
+    Origin,
+    Refusal,
+    RejectCode,
+)
 
 MAX_WAITING = 64  # operations a model
 _OF_RANKS = (Kind.RECOVER, Kind.DELETE)  # they make and end ranks
@@ -17,7 +26,12 @@ _NEVER_WRONG = {(Kind.RECOVER, ModelState.FAILED), *((Kind.DELETE, state) for st
 
 
 def as_configured(runtime: ModelRuntime | None, request: OperationRequest) -> OperationRequest:
-    """With the model's own answer to whether to verify, where the request gives none."""
+    """With the model's own answer to whether to verify, where the request gives none.
+
+    The last hold to go takes everything with it: a tag that slept on under nobody's hold would help nobody.
+    """
+    if request.releases:
+        request = replace(request, tags=None)
     if request.verify is not None:
         return request
     verify = request.kind is Kind.SLEEP and runtime is not None and runtime.config.verify
@@ -42,6 +56,14 @@ def refusal_of(
             text = f"no tag {tag!r}; {request.model!r} has {', '.join(known)}"
             return Refusal(RejectCode.UNKNOWN_TAG, text, tag)
     return _wrong_state(runtime, request) or held(runtime.published, request)
+
+
+def unknown_hold(request: OperationRequest, sleep: Operation | None) -> Refusal | None:
+    """sleep: the operation that the request names as a hold's, if there is one; its hold may have ended since."""
+    if sleep is not None and (sleep.kind, sleep.model) == (Kind.SLEEP, request.model):
+        return None
+    why = f"{request.releases!r} is no sleep of {request.model!r}; name the operation of the sleep whose hold is to end"
+    return Refusal(RejectCode.REFUSED, why)
 
 
 def _wrong_state(runtime: ModelRuntime, request: OperationRequest) -> Refusal | None:

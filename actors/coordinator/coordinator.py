@@ -16,7 +16,7 @@ from typing import Any
 
 from torpor.actors.audit import AuditEntry
 from torpor.actors.config import ClusterConfig, ModelConfig
-from torpor.actors.coordinator.acceptance import as_configured, conflict_of, refusal_of
+from torpor.actors.coordinator.acceptance import as_configured, conflict_of, refusal_of, unknown_hold
 from torpor.actors.coordinator.care import Care
 from torpor.actors.coordinator.execution import Execution
 from torpor.actors.coordinator.feed import Feed
@@ -218,6 +218,8 @@ class Coordinator:
                     return run.told() if run is not None else known
             runtime = self._models.get(request.model)
             refusal = refusal_of(self._models, request, makes_ranks=self._lives is not None)
+            if refusal is None and request.releases:
+                refusal = unknown_hold(request, await self._find(request.releases))
             if runtime is None or refusal is not None:
                 assert refusal is not None
                 return await self._refuse(request, refusal)
@@ -305,12 +307,15 @@ class Coordinator:
         return await self.operation(operation_id)
 
     async def operation(self, operation_id: str) -> Operation:
-        if operation_id in self._runs:
-            return self._runs[operation_id].told()
-        found = self._finished.get(operation_id) or await self._journal.operation(operation_id)
+        found = await self._find(operation_id)
         if found is None:
             raise KeyError(f"no operation {operation_id!r}; the journal keeps the last ones only")
         return found
+
+    async def _find(self, operation_id: str) -> Operation | None:
+        if operation_id in self._runs:
+            return self._runs[operation_id].told()
+        return self._finished.get(operation_id) or await self._journal.operation(operation_id)
 
     async def operations(self, model: str | None = None, limit: int = 100) -> list[Operation]:
         stored = await self._journal.operations(model, limit)

@@ -12,7 +12,7 @@ from torpor.actors.coordinator.budget import Budget, Need, Place
 from torpor.actors.coordinator.contents import contents_after, version_after
 from torpor.actors.coordinator.driver import GRACE_S, Driver
 from torpor.actors.coordinator.feed import Feed
-from torpor.actors.coordinator.holds import HeldBytes, holds_after
+from torpor.actors.coordinator.holds import HeldBytes, holds_after, only_releases, without
 from torpor.actors.coordinator.holds import refusal as held
 from torpor.actors.coordinator.journal import Journal
 from torpor.actors.coordinator.machine import Machine
@@ -73,8 +73,18 @@ class Execution:
         refusal = await self.take_turn(runtime, run)
         if refusal is not None:
             await self.reject(runtime, run, refusal)
-            return
-        await self.drive(runtime, run)
+        elif only_releases(runtime.published, run.request):
+            await self._release(runtime, run)
+        else:
+            await self.drive(runtime, run)
+
+    async def _release(self, runtime: ModelRuntime, run: Run) -> None:
+        """One hold ends, and nothing else: no rank is asked."""
+        published = runtime.published
+        left = without(published.holds, run.request.releases)
+        run.operation.state = OperationState.SUCCEEDED
+        changes = left != published.holds and not run.request.dry_run
+        await self.finish(runtime, run, published.changed(holds=left) if changes else None)
 
     async def reject(self, runtime: ModelRuntime, run: Run, refusal: Refusal) -> None:
         """Its outcome: nothing was changed."""

@@ -43,11 +43,22 @@ def with_lease_until(hold: Hold, expires_at: float) -> Hold:
 
 def without_lease(holds: tuple[Hold, ...], operation: str) -> tuple[Hold, ...]:
     """That hold's lease has ended: it stays as one without a lease, or goes, as was asked for."""
-    rest = tuple(hold for hold in holds if hold.operation != operation)
+    rest = without(holds, operation)
     (ended,) = [hold for hold in holds if hold.operation == operation]
     if ended.on_expiry is OnExpiry.WAKE or any(hold.lease_s is None for hold in rest):
         return rest
     return (Hold(ended.operation, ended.by, ended.since), *rest)
+
+
+def without(holds: tuple[Hold, ...], operation: str) -> tuple[Hold, ...]:
+    """Those that are left when the hold of this operation is given up."""
+    return tuple(hold for hold in holds if hold.operation != operation)
+
+
+def only_releases(published: Published, request: OperationRequest) -> bool:
+    """A wake that is to end one hold leaves the model asleep: others hold it, or its own hold is gone already."""
+    held = any(hold.operation == request.releases for hold in published.holds)
+    return bool(request.releases) and not (held and len(published.holds) == 1)
 
 
 def refusal(published: Published, request: OperationRequest) -> Refusal | None:

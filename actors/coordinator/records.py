@@ -185,10 +185,14 @@ def same_request(
         return False
     if (one.overflow, one.verify) != (other.overflow, other.verify):
         return False
+    if one.releases != other.releases:
+        return False
     if (one.to, one.accept_stale_weights) != (other.to, other.accept_stale_weights):
         return False
     if one.kind is Kind.UPDATE:
         return False  # a path says nothing of what is there now
+    if one.lease_s is not None:
+        return False  # each is to be a hold of its own, which its holder can give up
     tags = effective_tags(one, known)
     if tags != effective_tags(other, known):
         return False

@@ -36,6 +36,7 @@ KINDS = (Kind.SLEEP,) * 5 + (Kind.WAKE,) * 5 + (Kind.RECOVER, Kind.DELETE, Kind.
 TAGS: tuple[tuple[str, ...] | None, ...] = (None, None, None, ("weights",), ("kv_cache",))
 METHODS = ("status", "preflight", "drain", "stage", "commit", "publish", "abort")
 WRITES = ("_begin", "_decide", "_finish", "_publish", "_put_key", "_finish_deletion")
+RARELY = (True, False, False)
 FAULTS = (Fault.REFUSE, Fault.RAISE, Fault.HANG, Fault.LOSE, Fault.STALE)
 STATUS_FAULTS = (Fault.RAISE, Fault.HANG, Fault.LOSE)
 SILENCE_S = 3000.0  # all that is asked again in the background has come to an end by then
@@ -133,6 +134,7 @@ class Schedule:
             idempotency_key=choice((None, None, f"key-{self.random.randrange(10**9)}")),
             wake_on_request=sleep and self.random.random() < 0.2,
             lease_s=choice((None, None, 6.0)) if sleep else None,
+            releases=choice(self.accepted) if not sleep and self.accepted and choice(RARELY) else "",
             on_expiry=choice(list(OnExpiry)),
             origin=choice((Origin.CALLER, Origin.CALLER, Origin.IDLENESS if sleep else Origin.REQUEST)),
         )

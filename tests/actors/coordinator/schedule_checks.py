@@ -61,7 +61,9 @@ class Watcher:
         if runtime is None or runtime.running is None or runtime.running.request.kind is not Kind.WAKE:
             return
         asked, holds = runtime.running.request, {hold.operation for hold in runtime.published.holds}
-        if asked.origin in _AUTOMATIC and holds and holds != {asked.caller}:
+        if asked.releases and holds != {asked.releases}:
+            self.broken.append(f"who leaves {asked.releases} wakes for {holds}, {when}")
+        elif asked.origin in _AUTOMATIC and holds and holds != {asked.caller}:
             self.broken.append(f"a wake of origin {asked.origin} goes on under holds, {when}")
 
     def _note(self, method: str, rank: MemoryRank) -> None:
@@ -88,7 +90,8 @@ class Watcher:
         if outcome.state is OperationState.RUNNING or outcome.finished_at is None:
             self.broken.append(f"{name} never ended")
         elif outcome.state is OperationState.SUCCEEDED and not outcome.dry_run:
-            if outcome.kind in _TRANSACTIONS and ends != {RankOutcome.COMMITTED}:
+            left = outcome.kind is Kind.WAKE and not outcome.phases  # one hold of several ended, and no more
+            if outcome.kind in _TRANSACTIONS and not left and ends != {RankOutcome.COMMITTED}:
                 self.broken.append(f"{name} succeeded with {ends}")
         elif outcome.state is OperationState.REJECTED and (
             decided or RankOutcome.COMMITTED in ends or self._committed.get(outcome.id)
