@@ -31,6 +31,13 @@ class Kind(StrEnum):
     RECOVER = "recover"  # all ranks replaced, towards the last published state
     DELETE = "delete"  # the ranks ended, the model forgotten
     UPDATE = "update"  # other weights, written in place
+    PAUSE = "pause"  # nobody is let in, and no step is made; no memory is touched
+    UNPAUSE = "unpause"
+    RESET = "reset"  # prefixes forgotten, on every tier
+
+    @property
+    def moves_memory(self) -> bool:
+        return self in (Kind.SLEEP, Kind.WAKE)
 
 
 class ModelState(StrEnum):
@@ -150,7 +157,8 @@ class OperationRequest:
     all its tags, when it was the last hold; else the wake succeeds and leaves the model asleep. So does one whose hold
     has ended already. Rejected, it leaves the hold as it was.
     An update takes drain and one of weights_path and weights_handed (a name that ranks can fetch tensors by).
-    A delete takes drain; a recover takes `to` (a state to reach; None = the last published one) and
+    A delete and a pause take drain; pause, unpause and reset have no tags (an empty tuple).
+    A recover takes `to` (a state to reach; None = the last published one) and
     accept_stale_weights (weights that were updated since may come back as their source has them).
     """
 
@@ -262,6 +270,7 @@ class RankStatus:
     staging_kind: Kind | None = None
     gate_operation: str | None = None  # leader only: who has closed the gate and not opened it again
     weights_version: int = 0  # updates since it was loaded
+    paused: bool = False  # whatever else closes the gate
     staged_digest: str = ""  # as the stage of `operation` answered, while ledger_phase is staged
 
 
@@ -332,3 +341,4 @@ class ModelView:
     error: str = ""
     holds: list[Hold] = field(default_factory=list)  # empty while a sleep that will be one is on its way
     devices: list[str] = field(default_factory=list)  # assigned to the ranks, by rank
+    paused: bool = False  # also while it sleeps

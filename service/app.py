@@ -29,7 +29,19 @@ from torpor.service.limits.rates import Rates
 from torpor.service.logs import RequestLog, note
 from torpor.service.metrics import Metrics
 from torpor.service.problems import Code, Problem
-from torpor.service.routes import audit, events, health, lives, memory, native, openai, sglang, vllm, weights
+from torpor.service.routes import (
+    audit,
+    events,
+    health,
+    lives,
+    memory,
+    native,
+    openai,
+    pauses,
+    sglang,
+    vllm,
+    weights,
+)
 from torpor.service.sse import ClientGone
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -78,7 +90,7 @@ def create_app(
     app.state.context = context
     app.state.started_at = clock()
     app.state.logger = logger
-    for surface in (native, lives, weights, events, audit, memory, vllm, sglang, openai, health):
+    for surface in (native, lives, pauses, weights, events, audit, memory, vllm, sglang, openai, health):
         app.include_router(surface.router)
     _answer_errors(app)
     # The last one added is the outermost: the log shows paths as they came, all else sees those of the routes.

@@ -28,6 +28,10 @@ def contents_after(runtime: ModelRuntime, run: Run) -> tuple[tuple[str, ...], tu
     return tuple(sorted(parked)), tuple(sorted(undefined))
 
 
+def paused_after(runtime: ModelRuntime, run: Run) -> bool:
+    return {Kind.PAUSE: True, Kind.UNPAUSE: False}.get(run.request.kind, runtime.published.paused)
+
+
 def version_after(runtime: ModelRuntime, run: Run) -> int:
     """Of the weights."""
     known = runtime.published.weights_version

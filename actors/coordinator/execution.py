@@ -9,7 +9,7 @@ from functools import cache
 
 from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.budget import Budget, Need, Place
-from torpor.actors.coordinator.contents import contents_after, version_after
+from torpor.actors.coordinator.contents import contents_after, paused_after, version_after
 from torpor.actors.coordinator.driver import GRACE_S, Driver
 from torpor.actors.coordinator.feed import Feed
 from torpor.actors.coordinator.holds import HeldBytes, holds_after, only_releases, without
@@ -111,7 +111,7 @@ class Execution:
             return Refusal(RejectCode.CANCELLED, "cancelled while it waited; nothing was changed")
         if runtime.deleted:
             return Refusal(RejectCode.UNKNOWN_MODEL, f"{run.request.model!r} was deleted while this waited")
-        if runtime.state() is ModelState.FAILED and kind in (Kind.SLEEP, Kind.WAKE, Kind.UPDATE):
+        if runtime.state() is ModelState.FAILED and kind not in (Kind.RECOVER, Kind.DELETE):
             return Refusal(
                 RejectCode.WRONG_STATE, f"{run.request.model!r} is failed: {runtime.published.failed}"
             )
@@ -234,6 +234,7 @@ class Execution:
             undefined_tags=undefined,
             weights_version=version_after(runtime, run),
             modes=parked_modes(runtime.statuses.values()),
+            paused=paused_after(runtime, run),
             holds=holds,
             failed="",
         )

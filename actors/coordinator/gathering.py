@@ -263,7 +263,10 @@ class Gathering:
         self.mismatch = Refusal(RejectCode.DIGEST_MISMATCH, f"the ranks' plans differ ({told}); {RELOAD}")
         return True
 
-    def anything_parked(self, tags: tuple[str, ...] | None) -> bool:
+    def anything_closed(self, tags: tuple[str, ...] | None) -> bool:
+        """Whether a wake of these tags, or an unpause, has anything to open."""
+        if self.kind is Kind.UNPAUSE:
+            return any(slot.status.paused for slot in self.slots if slot.status)
         parked = {tag for slot in self.slots if slot.status for tag in slot.status.parked_tags}
         return bool(parked if tags is None else parked & set(tags))
 

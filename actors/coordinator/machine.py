@@ -1,6 +1,6 @@
 """One operation as a pure state machine: step and signal → step, actions, verdict. No clocks, no I/O.
 
-    survey → preflight → reserve → drain (not wake) → lock → stage → decide → commit → publish → open → done
+    survey → preflight → reserve → drain (not wake, unpause) → lock → stage → decide → commit → publish → open → done
                  └──────────── withdraw ───────────┘       └── abort → reopen
 
 Ranks' answers are folded into one signal a step (`Gathering`); the table below says what a signal leads to.
@@ -42,8 +42,8 @@ class Signal(StrEnum):
     EXPIRED = "expired"  # the step's time is over, and someone has not answered
     CANCEL = "cancel"
     PLANNED = "planned"  # reserve only: a dry run, or nothing to do
-    GO_DRAIN = "go_drain"  # reserve only: a sleep, an update
-    GO_LOCK = "go_lock"  # reserve only: a wake, whose gate is closed already
+    GO_DRAIN = "go_drain"  # reserve only: a sleep, an update, a pause, a reset
+    GO_LOCK = "go_lock"  # reserve only: a wake or an unpause, whose gate is closed already
 
 
 class Action(StrEnum):
@@ -255,10 +255,11 @@ class Machine:
             return Signal.NO
         if self.step is not Step.RESERVE:
             return Signal.YES
-        self.noop = self.request.kind is Kind.WAKE and not self.gathering.anything_parked(self.request.tags)
+        opens = self.request.kind in (Kind.WAKE, Kind.UNPAUSE)
+        self.noop = opens and not self.gathering.anything_closed(self.request.tags)
         if self.request.dry_run or self.noop:
             return Signal.PLANNED
-        return Signal.GO_LOCK if self.request.kind is Kind.WAKE else Signal.GO_DRAIN
+        return Signal.GO_LOCK if opens else Signal.GO_DRAIN
 
     def _gathered(self) -> Signal | None:
         answer = self.gathering.answer(self.step)

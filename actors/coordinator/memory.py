@@ -178,11 +178,12 @@ class MemoryRank:
             gate_reason=self.gate.reason if self.rank == 0 else None,
             live_sequences=self.gate.running,
             idle_s=0.0 if self.gate.running else asyncio.get_running_loop().time() - self.gate.quiet_since_s,
-            frozen_requests=self.gate.running if self.ledger.parked else 0,
+            frozen_requests=self.gate.running if self._rests() else 0,
             error=self.error,
             staging=self.staging,
             gate_operation=self.gate.holder if self.rank == 0 else None,
             weights_version=ledger.weights_version,
+            paused=ledger.paused,
             staged_digest=self.staged_digest if ledger.phase is LedgerPhase.STAGED else "",
         )
 
@@ -198,8 +199,11 @@ class MemoryRank:
         return replace(self.ledger.accept(), aborted_requests=aborted)
 
     def _must_finish(self, spec: DrainSpec) -> bool:
-        """Where something is parked nothing runs: what is inside was frozen."""
-        return spec.mode is DrainMode.FINISH and self.gate.running > 0 and not self.ledger.parked
+        return spec.mode is DrainMode.FINISH and self.gate.running > 0 and not self._rests()
+
+    def _rests(self) -> bool:
+        """Where something is parked nothing runs, nor where it is paused: what is inside was frozen."""
+        return bool(self.ledger.parked) or self.ledger.paused
 
     def _lease_over(self, call: PhaseCall) -> None:
         if self.ledger.phase is LedgerPhase.IDLE and not self.dead:
@@ -211,8 +215,8 @@ class MemoryRank:
             self._keep_closed(call)
         else:
             kind = self.ledger.kind or Kind.WAKE
-            reasons = {Kind.SLEEP: GateReason.SLEEPING, Kind.UPDATE: GateReason.DRAINING}
-            self.gate.close(call.operation, reasons.get(kind, GateReason.WAKING))
+            reasons = {Kind.SLEEP: GateReason.SLEEPING, Kind.WAKE: GateReason.WAKING}
+            self.gate.close(call.operation, reasons.get(kind, GateReason.DRAINING))
         return reply
 
     def _aborted(self, call: PhaseCall, lost: bool) -> PhaseReply:
@@ -231,7 +235,7 @@ class MemoryRank:
             self._end_lease()
             parked, undefined = self.ledger.parked, self.ledger.undefined
             reason = GateReason.ASLEEP if parked else GateReason.CONTENTS_UNDEFINED if undefined else None
-            self.gate.settle(reason)
+            self.gate.settle(reason or (GateReason.PAUSED if self.ledger.paused else None))
         return reply
 
     def _keep_closed(self, call: PhaseCall) -> None:

@@ -74,6 +74,8 @@ class MemoryLedger:
         self.kept: dict[str, int] = {}  # host bytes by tag
         self.undefined: set[str] = set()
         self.weights_version = 0
+        self.paused = False
+        self.resets = 0
         self.looks_ahead = False  # as the native one, refuses in preflight what its device has no room for
         self.phase = LedgerPhase.IDLE
         self.operation: str | None = None  # staged, or committed last
@@ -132,6 +134,9 @@ class MemoryLedger:
             return self.refuse(Refusal(RejectCode.CONFLICT, f"operation {self.operation} is {self.phase}"))
         if request.kind is Kind.UPDATE:
             return self._plan_update(call, request)
+        if not request.kind.moves_memory:
+            self._plan = _Plan(call.operation, request.kind, (), {})
+            return replace(_BLANK, digest=self._plan.digest)
         sleep = request.kind is Kind.SLEEP
         tags = tuple(tag for tag in wanted if (tag in self.parked) is not sleep)
         modes = {tag: request.restore.get(tag, self.modes.get(tag, RestoreMode.PINNED)) for tag in tags}
@@ -183,6 +188,10 @@ class MemoryLedger:
         if plan.kind is Kind.UPDATE:
             self.weights_version += 1
             self.undefined.discard("weights")
+        elif plan.kind in (Kind.PAUSE, Kind.UNPAUSE):
+            self.paused = plan.kind is Kind.PAUSE
+        elif plan.kind is Kind.RESET:
+            self.resets += 1
         elif plan.kind is Kind.SLEEP:
             self.device.give(self.owner, size)
             self.parked.update({tag: plan.modes[tag] for tag in plan.tags})

@@ -23,7 +23,7 @@ from torpor.actors.messages import (
     RankStatus,
     RejectCode,
 )
-from torpor.actors.ports import RankUnreachable
+from torpor.actors.ports import RankPort, RankUnreachable
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +78,7 @@ class Reconciler:
 
     async def _settle(self, runtime: ModelRuntime, finished: list[Operation]) -> None:
         runtime.ready.clear()
+        ports = runtime.ports
         survey = await self._survey(runtime)
         highest = max((status.epoch for status in survey.there.values()), default=0)
         if highest > self._execution.epoch:
@@ -87,6 +88,8 @@ class Reconciler:
         if not survey.open_questions:
             await self._settle_operations(runtime, survey, finished)
             survey = await self._survey(runtime)
+        if runtime.ports is not ports:
+            return  # a recovery has replaced who was asked, and settles with its own at its end
         if not survey.open_questions:
             await self._publish(runtime, survey)
             runtime.ready.set()
@@ -97,10 +100,10 @@ class Reconciler:
         deadlines = self._config.deadlines
         timeout_s = deadlines.preflight_s
 
-        async def ask(rank: int) -> None:
+        async def ask(rank: int, port: RankPort) -> None:
             try:
                 async with asyncio.timeout(timeout_s):
-                    status = await runtime.ports[rank].status(self._execution.epoch)
+                    status = await port.status(self._execution.epoch)
             except RankUnreachable as error:
                 survey.gone[rank] = f"rank {rank} is gone: {error}"
             except TimeoutError:
@@ -115,7 +118,8 @@ class Reconciler:
                 else:
                     survey.loading[rank] = f"rank {rank} is not loaded yet"
 
-        await asyncio.gather(*(ask(rank) for rank in range(len(runtime.ports))))
+        # Of now: a recovery may take them away before the first of them is asked.
+        await asyncio.gather(*(ask(rank, port) for rank, port in enumerate(runtime.ports)))
         patience_s = deadlines.load_s if survey.loading else deadlines.stage_s + deadlines.commit_s
         now_s = asyncio.get_running_loop().time()
         if runtime.silent_since_s is None:
@@ -127,6 +131,8 @@ class Reconciler:
     async def _settle_operations(
         self, runtime: ModelRuntime, survey: _Survey, finished: list[Operation]
     ) -> None:
+        """Of the ranks that were asked; once a recovery replaces them there is nothing of theirs to settle."""
+        ports = runtime.ports
         known = await self._left_open(runtime)
         ids = {operation.id for operation, _, _ in known} | {run.operation.id for run in runtime.queue}
         for stray in in_doubt(survey.there):
@@ -140,17 +146,16 @@ class Reconciler:
                 await self._end_failed(operation, "it was decided, and no rank that is there has it")
                 told = True
             run = Run(replace(operation, phases=[], ranks=[]) if told else operation, request)
-            if forward:
-                if not decided:
-                    await self._journal.decide(operation.id)
-                begin = Step.COMMIT
-            else:
-                if not told:
-                    operation.code = RejectCode.CANCELLED
-                    operation.reason = (
-                        "the coordinator restarted before the decision; nothing was changed, ask again"
-                    )
-                begin = Step.ABORT
+            if forward and not decided:
+                await self._journal.decide(operation.id)
+            if runtime.ports is not ports:
+                break
+            if not forward and not told:
+                operation.code = RejectCode.CANCELLED
+                operation.reason = (
+                    "the coordinator restarted before the decision; nothing was changed, ask again"
+                )
+            begin = Step.COMMIT if forward else Step.ABORT
             await self._execution.drive(runtime, run, begin, list(survey.there.values()), told)
             finished.append(operation)
 
@@ -244,6 +249,7 @@ class Reconciler:
                 holds=old.holds if parked else (),
                 modes=parked_modes(survey.there.values()),
                 weights_version=survey.there[0].weights_version,
+                paused=survey.there[0].paused,
                 failed="",
             )
         runtime.published = new

@@ -51,6 +51,7 @@ class Published:
     weights_version: int = 0
     failed: str = ""
     modes: Mapping[str, str] = field(default_factory=dict)  # of the parked tags
+    paused: bool = False
 
     @property
     def hold(self) -> bool:
@@ -59,7 +60,13 @@ class Published:
     def awake_again(self) -> Published:
         """What is left of it when its ranks were ended in order."""
         return self.changed(
-            parked_tags=(), undefined_tags=(), modes={}, holds=(), failed="", weights_version=0
+            parked_tags=(),
+            undefined_tags=(),
+            modes={},
+            holds=(),
+            failed="",
+            weights_version=0,
+            paused=False,
         )
 
     def changed(self, **fields: Any) -> Published:
@@ -189,8 +196,8 @@ def same_request(
         return False
     if (one.to, one.accept_stale_weights) != (other.to, other.accept_stale_weights):
         return False
-    if one.kind is Kind.UPDATE:
-        return False  # a path says nothing of what is there now
+    if one.kind in (Kind.UPDATE, Kind.RESET):
+        return False  # a path says nothing of what is there now, and what came since is to be forgotten, too
     if one.lease_s is not None:
         return False  # each is to be a hold of its own, which its holder can give up
     tags = effective_tags(one, known)

@@ -92,7 +92,7 @@ class ModelRuntime:
         if not self.ready.is_set():
             return ModelState.RECOVERING if self.ports else ModelState.LOADING
         on_its_way = self._on_its_way()
-        if on_its_way is not None and on_its_way is not Kind.UPDATE:
+        if on_its_way is not None and on_its_way.moves_memory:
             return ModelState.SLEEPING if on_its_way is Kind.SLEEP else ModelState.WAKING
         return ModelState.ASLEEP if self.published.parked_tags else ModelState.AWAKE
 
@@ -114,7 +114,9 @@ class ModelRuntime:
         if state is ModelState.AWAKE:
             if self.published.undefined_tags:
                 return GateReason.CONTENTS_UNDEFINED
-            return GateReason.DRAINING if self._on_its_way() is Kind.UPDATE else None
+            if self.published.paused:
+                return GateReason.PAUSED
+            return GateReason.DRAINING if self._on_its_way() else None
         run = self.running
         if (
             state is ModelState.SLEEPING
@@ -164,6 +166,7 @@ class ModelRuntime:
             operation=run.operation.id if run is not None else None,
             ranks=list(statuses),
             error=self.published.failed or self.doubt,
+            paused=self.published.paused,
         )
 
     def unknown_status(self, rank: int, why: str) -> RankStatus:

@@ -159,14 +159,18 @@ class TransformersEngine:
         return target.stage(open_reader(source, target, whole=True), go_on)
 
     def write_weights(self, staged: StagedWeights) -> None:
-        target, manager, adopted = self._target(), self._manager, self._adopted
-        assert manager is not None and adopted is not None and adopted.weights is not None
+        target, adopted = self._target(), self._adopted
+        assert adopted is not None and adopted.weights is not None
         adopted.weights.contents_changed()  # first: whatever becomes of the writing, the old backup is not these
         for name in target.parameters:
             self._write_one(target.parameters[name], staged.tensors[name])
         self._synchronize()
         adopted.weights.contents_changed()  # also one that was made meanwhile
-        manager.forget_prefixes()
+        self.forget_prefixes()
+
+    def forget_prefixes(self) -> None:
+        assert self._manager is not None
+        self._manager.forget_prefixes()
         if isinstance(self._loop, LeaderLoop):
             self._loop.compute_anew()
 

@@ -115,6 +115,9 @@ class Engine(Protocol):
     def write_weights(self, staged: StagedWeights) -> None:
         """At rest: write in place, forget all prefixes, and let frozen requests be computed anew. Repeatable."""
 
+    def forget_prefixes(self) -> None:
+        """At rest: no tier serves a prefix any more, and frozen requests are computed anew. Repeatable."""
+
     def error(self) -> str:
         """Why the step loop died, or ""."""
 

@@ -273,6 +273,7 @@ class RankCore:
             staging_kind=staging_kind,
             staged_digest=digest,
             weights_version=machinery.weights_version if machinery else 0,
+            paused=machinery is not None and machinery.paused,
         )
 
     def _not_loaded(self, call: PhaseCall) -> PhaseReply:

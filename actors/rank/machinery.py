@@ -63,11 +63,12 @@ class Machinery:
         self._sources = sources or Sources()
         self._update: Update | None = None  # from its stage to its publish
         self.error = ""
+        self.paused = False
         self.undefined: frozenset[str] = frozenset()
         self._stepping = True
         self._planned = ""  # the last operation that could be done here
         self._rests_for = ""  # the operation whose stage has stopped the engine last
-        self._last: tuple[str, str] | None = None  # operation and kind of the last one committed
+        self._last: tuple[str, Kind] | None = None  # operation and kind of the last one committed
         self._prefix_tokens = 0  # as last seen; while a stage or commit works nobody asks the managers
         self._working = False
         # The ledger answers a preflight that meets another reader as if an operation ran: they take turns here.
@@ -106,7 +107,7 @@ class Machinery:
         may have staged and a step is one of all ranks; a follower's goes on following.
         """
         assert tx.request is not None
-        if tx.plan is not None and is_noop(tx.plan):
+        if tx.changes_nothing:
             return self._stage_noop(tx, deadline)
         if leader is not None:
             leader.gate.hold_for_stage(tx.operation, self._reason_for_stage(tx.request.kind))
@@ -156,7 +157,9 @@ class Machinery:
         finally:
             self._working = False
         self.undefined |= undefined_by(tx.plan)
-        self._last = (tx.operation, tx.plan.kind)
+        kind = tx.request.kind if tx.request else Kind(tx.plan.kind)
+        self._change_door(kind)
+        self._last = (tx.operation, kind)
         return {
             "digest": tx.plan.digest,
             "freed_bytes": int(report["freed_bytes"]),
@@ -166,6 +169,13 @@ class Machinery:
             "modes": modes_of(tx.plan),
             "prefix_tokens_lost": max(0, tx.prefix_tokens - self.prefix_tokens()),
         }
+
+    def _change_door(self, kind: Kind) -> None:
+        """What an operation does besides the ledger's part. Repeatable."""
+        if kind in (Kind.PAUSE, Kind.UNPAUSE):
+            self.paused = kind is Kind.PAUSE
+        elif kind is Kind.RESET:
+            self.engine.forget_prefixes()
 
     def publish(self) -> GateReason | None:
         """End the transaction. None where the rank can serve again; then its engine steps."""
@@ -205,7 +215,7 @@ class Machinery:
         phase = LedgerPhase(status["phase"])
         if phase is not LedgerPhase.IDLE:
             return phase, str(status["operation"]), Kind(status["kind"])
-        return (phase, self._last[0], Kind(self._last[1])) if self._last else (phase, None, None)
+        return (phase, *self._last) if self._last else (phase, None, None)
 
     def memory(self) -> list[dict[str, Any]]:
         """Rows of Ledger.memory; the last known ones while a stage or commit works."""
@@ -247,10 +257,12 @@ class Machinery:
         """Why nobody can be served, whatever operations there are."""
         if self.ledger.parked_tags:
             return GateReason.ASLEEP
-        return GateReason.CONTENTS_UNDEFINED if self.undefined else None
+        if self.undefined:
+            return GateReason.CONTENTS_UNDEFINED
+        return GateReason.PAUSED if self.paused else None
 
     def _reason_for_stage(self, kind: Kind) -> GateReason:
-        if kind is Kind.UPDATE:
+        if not kind.moves_memory:
             return self._closed() or GateReason.DRAINING
         return GateReason.SLEEPING if kind is Kind.SLEEP else GateReason.WAKING
 
@@ -307,7 +319,8 @@ class Machinery:
             modes = {tag: self._modes[tag] for tag in wanted if tag in self._modes} | modes
         with self._reading:
             return self.ledger.preflight(
-                request.kind.value,
+                # A pause and its like move no memory: to the ledger they are sleeps of no tag, done in the same steps.
+                (request.kind if request.kind.moves_memory else Kind.SLEEP).value,
                 operation,
                 request.tags,
                 {tag: mode.value for tag, mode in modes.items()},

@@ -25,7 +25,7 @@ from torpor.actors.messages import (
 from torpor.actors.rank.gate import Emptied, GateHeld, NotIdle
 from torpor.actors.rank.leader import Leader
 from torpor.actors.rank.machinery import Machinery
-from torpor.actors.rank.replies import is_noop, refusal_of
+from torpor.actors.rank.replies import refusal_of
 from torpor.actors.rank.transaction import Transaction, Transactions
 
 DOUBT_S = (
@@ -84,7 +84,7 @@ class Phases:
                 return self._reply(call)
             if tx.said_yes(Phase.PREFLIGHT) and self._planned != call.operation:
                 return self._refused(call, "another operation began here since; start this one again")
-            noop = tx.said_yes(Phase.PREFLIGHT) and tx.plan is not None and is_noop(tx.plan)
+            noop = tx.said_yes(Phase.PREFLIGHT) and tx.changes_nothing
             if noop and spec.mode is not DrainMode.ABORT:
                 return self._reply(call)  # whoever is inside need not stop for it (C1)
             return await self._drain(self._leader, call, spec, timeout_s, lease_s)

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from torpor.actors.messages import OperationRequest, Phase, PhaseReply
+from torpor.actors.rank.replies import is_noop
 from torpor.native import Plan
 
 REMEMBERED = 16
@@ -28,6 +29,12 @@ class Transaction:
     def said_yes(self, phase: Phase) -> bool:
         reply = self.replies.get(phase)
         return reply is not None and reply.ok
+
+    @property
+    def changes_nothing(self) -> bool:
+        """A sleep of what is parked, a wake of what is active (C1)."""
+        moves = self.request is not None and self.request.kind.moves_memory
+        return moves and self.plan is not None and is_noop(self.plan)
 
     @property
     def is_open(self) -> bool:

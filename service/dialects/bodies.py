@@ -14,6 +14,10 @@ class _Lenient(BaseModel):
     model: str | None = None
 
 
+class NoFields(_Lenient):
+    """Nothing but the model."""
+
+
 class TagsBody(_Lenient):
     tags: list[str] | None = None
 

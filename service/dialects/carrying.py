@@ -102,12 +102,15 @@ async def run(asked: Asked, wish: OperationRequest) -> Operation:
 
 
 async def sleep(asked: Asked) -> Operation | None:
-    """None: nothing that is named is there to sleep."""
+    """None: nothing that is named is there to sleep. Level 0, and the tag of scheduling, are a pause."""
     wish = asked.wish
     level = DEFAULT_LEVEL if wish.level is None else wish.level
     tags = read_tags(wish.tags, asked.view.tags)
-    if tags.memory == ():
-        return None
+    paused = None
+    if level == 0 or (wish.tags is not None and tags.scheduling):
+        paused = await pause(asked)
+    if level == 0 or tags.memory == ():
+        return paused
     leveled = wish.dialect in (Dialect.VLLM, Dialect.RAY_SERVE)
     restore = {tag: mode for tag, mode in LEVELS[level].items() if _is_meant(tag, tags.memory, asked.view)}
     return await run(
@@ -119,11 +122,29 @@ async def sleep(asked: Asked) -> Operation | None:
 
 
 async def wake(asked: Asked) -> Operation | None:
-    """None: nothing that is named is there to wake."""
+    """None: nothing that is named is there to wake. Without tags, and by that of scheduling, it ends a pause, too."""
     tags = read_tags(asked.wish.tags, asked.view.tags)
-    if tags.memory == ():
-        return None
-    return await run(asked, asked.operation(Kind.WAKE, tags=tags.memory))
+    woken = None
+    if tags.memory != ():
+        woken = await run(asked, asked.operation(Kind.WAKE, tags=tags.memory))
+    if tags.scheduling and MANNERS[asked.wish.dialect].wake_ends_pause:
+        await unpause(asked)
+    return woken
+
+
+async def pause(asked: Asked) -> Operation:
+    """Where no mode is named, all these engines end what runs."""
+    drain = DrainSpec(asked.wish.mode or DrainMode.ABORT)
+    return await run(asked, asked.operation(Kind.PAUSE, tags=(), drain=drain))
+
+
+async def unpause(asked: Asked) -> Operation:
+    return await run(asked, asked.operation(Kind.UNPAUSE, tags=()))
+
+
+async def reset(asked: Asked, drain: DrainMode) -> Operation:
+    """Forget prefixes on every tier."""
+    return await run(asked, asked.operation(Kind.RESET, tags=(), drain=DrainSpec(drain)))
 
 
 async def update(asked: Asked, path: str, drain: DrainMode) -> Operation:

@@ -30,20 +30,24 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Manners:
-    """drain and on_conflict: where a request names none. strict: unknown JSON fields are refused, not ignored."""
+    """drain and on_conflict: where a request names none. strict: unknown JSON fields are refused, not ignored.
+
+    wake_ends_pause: a wake of everything is the end of a pause, too.
+    """
 
     drain: DrainMode
     on_conflict: OnConflict
     strict: bool
     answer: Answer
+    wake_ends_pause: bool = False
 
 
 MANNERS: Mapping[Dialect, Manners] = {
     Dialect.NATIVE: Manners(DrainMode.FINISH, OnConflict.REJECT, True, Answer.OPERATION),
-    Dialect.VLLM: Manners(DrainMode.ABORT, OnConflict.WAIT, False, Answer.EMPTY),
+    Dialect.VLLM: Manners(DrainMode.ABORT, OnConflict.WAIT, False, Answer.EMPTY, wake_ends_pause=True),
     Dialect.SGLANG: Manners(DrainMode.FINISH, OnConflict.WAIT, False, Answer.OPERATION),
     Dialect.TENSORRT_LLM: Manners(DrainMode.FINISH, OnConflict.WAIT, False, Answer.OPERATION),
-    Dialect.RAY_SERVE: Manners(DrainMode.ABORT, OnConflict.WAIT, False, Answer.EMPTY),
+    Dialect.RAY_SERVE: Manners(DrainMode.ABORT, OnConflict.WAIT, False, Answer.EMPTY, wake_ends_pause=True),
 }
 
 

@@ -8,10 +8,29 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from torpor.actors.messages import DrainMode
+from torpor.actors.messages import DrainMode, RejectCode
 from torpor.service.context import context_of
-from torpor.service.dialects.bodies import TagsBody, UpdateFromDiskBody, query_parameters
-from torpor.service.dialects.carrying import TAGS, Asked, answer, hear, sleep, to_its_end, update, wake
+from torpor.service.dialects.bodies import (
+    NoFields,
+    PauseGenerationBody,
+    TagsBody,
+    UpdateFromDiskBody,
+    query_parameters,
+)
+from torpor.service.dialects.carrying import (
+    MODE,
+    TAGS,
+    Asked,
+    answer,
+    hear,
+    pause,
+    reset,
+    sleep,
+    to_its_end,
+    unpause,
+    update,
+    wake,
+)
 from torpor.service.dialects.dialect import Dialect
 from torpor.service.docs import json_body
 from torpor.service.problems import Code, Problem
@@ -50,6 +69,40 @@ async def update_weights_from_disk(request: Request) -> Response:
     return answer(asked, done, told)
 
 
+@router.post("/pause_generation", openapi_extra=json_body(PauseGenerationBody))
+async def pause_generation(request: Request) -> Response:
+    """Let nobody in. What runs is ended (abort, the default), or goes on afterwards (retract, in_place)."""
+    asked = await hear(request, Dialect.SGLANG, MODE)
+    return answer(asked, await to_its_end(pause(asked)), _ok("paused"))
+
+
+@router.post("/continue_generation", openapi_extra=json_body(NoFields))
+async def continue_generation(request: Request) -> Response:
+    """End a pause. What sleeps stays asleep."""
+    asked = await hear(request, Dialect.SGLANG)
+    return answer(asked, await to_its_end(unpause(asked)), _ok("continued"))
+
+
+@router.get("/flush_cache", openapi_extra=query_parameters("model", "id"))
+async def look_and_flush_cache(request: Request) -> Response:
+    """As the POST: SGLang's clients send either."""
+    return await flush_cache(request)
+
+
+@router.post("/flush_cache", openapi_extra=query_parameters("model", "id"))
+async def flush_cache(request: Request) -> Response:
+    """Forget all prefixes, on every tier: 200 when that is done, 400 while requests run. They are not harmed."""
+    asked = await hear(request, Dialect.SGLANG)
+    # In a pause nothing runs: what stands still is computed anew afterwards.
+    drain = DrainMode.FREEZE if asked.view.paused else DrainMode.IF_IDLE
+    try:
+        done = await to_its_end(reset(asked, drain))
+    except Problem as problem:
+        problem.status = 400 if problem.code == RejectCode.NOT_IDLE else problem.status
+        raise
+    return answer(asked, done, {"success": True, "message": "prefixes are forgotten on every tier"})
+
+
 @router.get("/health_generate", openapi_extra=query_parameters("model", "id"))
 async def health_generate(request: Request) -> Response:
     """200 while requests are let in. Looks at the gate: it makes no token, and wakes nothing."""
@@ -64,6 +117,10 @@ async def health_generate(request: Request) -> Response:
     if broken or not view.gate_open:
         raise _unhealthy(asked, broken or str(view.gate_reason))
     return Response(status_code=200)
+
+
+def _ok(what: str) -> dict[str, Any]:
+    return {"status": "ok", "message": f"generation is {what}"}
 
 
 def _unhealthy(asked: Asked, why: str) -> Problem:

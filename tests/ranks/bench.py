@@ -78,8 +78,8 @@ class Bench:
 
     async def until_staged(self, request: OperationRequest, operation: str = "op") -> None:
         assert (await self.preflight(request, operation)).ok
-        if request.kind is Kind.SLEEP:
-            assert (await self.drain(operation)).ok
+        if request.kind not in (Kind.WAKE, Kind.UNPAUSE):
+            assert (await self.drain(operation, request.drain.mode)).ok
         reply = await self.stage(operation)
         assert reply.ok, reply
 

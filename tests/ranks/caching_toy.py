@@ -55,6 +55,9 @@ class CachingToy(ToyEngine):
         self.held.suspend()
         return int(self._weights.to(torch.int64).sum()), numbers
 
+    def forget_prefixes(self) -> None:
+        self.cache.forget_prefixes()
+
     def close(self) -> None:
         super().close()
         if self.held is not None:

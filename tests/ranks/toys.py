@@ -36,6 +36,7 @@ class ToyEngine:
         self.refreshed = 0
         self.refresh_error = ""
         self.resumed = 0
+        self.forgotten = 0
         self.steps = 0
         self._running: dict[str, list[int]] = {}  # request → tokens said, tokens wanted
         self._cancelled: set[str] = set()
@@ -115,6 +116,9 @@ class ToyEngine:
 
     def write_weights(self, staged: StagedWeights) -> None:
         raise WeightsRefused("a toy takes no weights")
+
+    def forget_prefixes(self) -> None:
+        self.forgotten += 1
 
     def error(self) -> str:
         return self._error

@@ -32,7 +32,8 @@ from torpor.actors.messages import (
 from torpor.actors.ports import ControlUnreachable, ModelExists, NoLease, RankPort
 
 MODELS = ("chat", "solo")
-KINDS = (Kind.SLEEP,) * 5 + (Kind.WAKE,) * 5 + (Kind.RECOVER, Kind.DELETE, Kind.UPDATE)
+DOOR = (Kind.PAUSE, Kind.UNPAUSE, Kind.RESET)
+KINDS = (Kind.SLEEP,) * 5 + (Kind.WAKE,) * 5 + (Kind.RECOVER, Kind.DELETE, Kind.UPDATE, *DOOR)
 TAGS: tuple[tuple[str, ...] | None, ...] = (None, None, None, ("weights",), ("kv_cache",))
 METHODS = ("status", "preflight", "drain", "stage", "commit", "publish", "abort")
 WRITES = ("_begin", "_decide", "_finish", "_publish", "_put_key", "_finish_deletion")
@@ -117,6 +118,8 @@ class Schedule:
         if kind is Kind.UPDATE:
             path = f"/weights/{self.random.randrange(3)}"
             return OperationRequest(kind, model, on_conflict=wait, drain=spec, weights_path=path)
+        if kind in DOOR:
+            return OperationRequest(kind, model, (), on_conflict=wait, drain=spec)
         sleep = kind is Kind.SLEEP
         return OperationRequest(
             kind,
@@ -203,7 +206,7 @@ class Schedule:
             self._traffic.add(asyncio.get_running_loop().call_later(after_s, self._leave, ranks[0]))
 
     def _leave(self, leader: MemoryRank) -> None:
-        if leader.ledger.parked or leader.ledger.phase is not LedgerPhase.IDLE:
+        if leader.ledger.parked or leader.ledger.paused or leader.ledger.phase is not LedgerPhase.IDLE:
             self._traffic.add(asyncio.get_running_loop().call_later(5.0, self._leave, leader))  # it is frozen
         elif leader.gate.running:  # not aborted
             leader.gate.running -= 1

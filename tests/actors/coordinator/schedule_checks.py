@@ -18,7 +18,7 @@ from torpor.actors.messages import (
     RankOutcome,
 )
 
-_TRANSACTIONS = (Kind.SLEEP, Kind.WAKE, Kind.UPDATE)
+_TRANSACTIONS = (Kind.SLEEP, Kind.WAKE, Kind.UPDATE, Kind.PAUSE, Kind.UNPAUSE, Kind.RESET)
 _AUTOMATIC = (Origin.REQUEST, Origin.LEASE)
 
 
@@ -113,7 +113,10 @@ class Watcher:
         for rank in ranks:
             self._check_rank(rank, ranks[0], state)
         asleep, undefined = bool(ranks[0].ledger.parked), bool(ranks[0].ledger.undefined)
-        if (state is ModelState.ASLEEP) is not asleep or ranks[0].gate.open is (asleep or undefined):
+        paused = ranks[0].ledger.paused
+        if (state is ModelState.ASLEEP) is not asleep or ranks[0].gate.open is (
+            asleep or undefined or paused
+        ):
             self.broken.append(f"{model} is {state}: {ranks[0].gate}, parked {ranks[0].ledger.parked}")
 
     def check_leases(self, model: str) -> None:
@@ -132,6 +135,9 @@ class Watcher:
             return
         if set(parked) != set(leader.ledger.parked):
             self.broken.append(f"{rank.model} is half asleep")
+        published = self.rig.coordinator._models[rank.model].published
+        if ledger.paused is not published.paused:
+            self.broken.append(f"{name} has paused {ledger.paused}, published is {published.paused}")
         if ledger.weights_version != leader.ledger.weights_version:
             self.broken.append(f"{name} has weights {ledger.weights_version} and its leader others")
         mapped = RANK_BYTES - sum(SIZES[tag] for tag in parked)

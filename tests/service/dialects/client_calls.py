@@ -57,6 +57,79 @@ VERL_SGLANG = (
     get("/health_generate"),
 )
 
+PAUSED = {"gate": "paused"}
+
+SLIME = (
+    get("/health_generate"),
+    # It asks until the answer is 200.
+    get("/flush_cache", status=400, busy=1),
+    get("/flush_cache"),
+    post("/release_memory_occupation", json={}, reads_json=True, **asleep(*BOTH)),
+    get("/health_generate", status=503, **asleep(*BOTH)),
+    post("/resume_memory_occupation", json={"tags": ["weights"]}, reads_json=True, **asleep("kv_cache")),
+    post("/pause_generation", json={}, **asleep("kv_cache")),
+    get("/flush_cache", **asleep("kv_cache")),
+    post("/update_weights_from_disk", json={"model_path": "/w"}, **asleep("kv_cache")),
+    post("/continue_generation", json={}, **asleep("kv_cache")),
+    post("/resume_memory_occupation", json={"tags": ["kv_cache", "cuda_graph"]}, reads_json=True),
+    post("/release_memory_occupation", json={}, reads_json=True, **asleep(*BOTH)),
+    post("/resume_memory_occupation", json={"tags": None}, reads_json=True),
+)
+
+NEMO_RL = (
+    post("/flush_cache"),
+    post("/release_memory_occupation", json={"tags": ["weights"]}, **asleep("weights")),
+    post("/flush_cache", **asleep("weights")),
+    post("/release_memory_occupation", json={"tags": ["kv_cache", "cuda_graph"]}, **asleep(*BOTH)),
+    post("/resume_memory_occupation", json={"tags": ["weights"]}, **asleep("kv_cache")),
+    post("/resume_memory_occupation", json={"tags": ["kv_cache", "cuda_graph"]}),
+    # And over vLLM.
+    post("/reset_prefix_cache"),
+    post("/sleep", query={"level": 1}, **asleep(*BOTH)),
+    post("/wake_up", query={"tags": "weights"}, **asleep("kv_cache")),
+    post("/wake_up", query={"tags": "kv_cache"}),
+)
+
+AREAL = (
+    post("/pause_generation", json={}, reads_json=True, body={"status": "ok"}, **PAUSED),
+    post(
+        "/update_weights_from_disk",
+        json={"model_path": "/w", "abort_all_requests": True, "weight_version": "3"},
+        body={"success": True},
+        **PAUSED,
+    ),
+    post("/continue_generation", json={}, reads_json=True, body={"status": "ok"}),
+    post("/pause", query={"mode": "keep", "clear_cache": "false"}, body={"status": "paused"}, **PAUSED),
+    get("/is_paused", body={"is_paused": True}, **PAUSED),
+    get("/is_sleeping", body={"is_sleeping": True}, **PAUSED),
+    post("/resume", body={"status": "resumed"}),
+    get("/is_paused", body={"is_paused": False}),
+)
+
+TRL = (
+    # Its paths end in a slash, and it reads no redirect's body.
+    get("/health/"),
+    post("/sleep", query={"level": 2}, **asleep(*BOTH)),
+    post("/wake_up", query={"tags": ["weights"]}, **asleep("kv_cache")),
+    post("/models/chat/update_weights", json={"path": "/w", "on_conflict": "wait"}, **asleep("kv_cache")),
+    post("/reset_prefix_cache/", **asleep("kv_cache")),
+    post("/wake_up", query={"tags": ["kv_cache"]}),
+)
+
+RAY_SERVE = (
+    post("/sleep", json={"model": "chat", "options": {"level": 1}}, **asleep(*BOTH)),
+    get("/is_sleeping", query={"model": "chat"}, body={"is_sleeping": True}, **asleep(*BOTH)),
+    post("/wakeup", json={"model": "chat", "options": {"tags": ["weights"]}}, **asleep("kv_cache")),
+    post("/wakeup", json={"model": "chat"}),
+    get("/is_sleeping", query={"model": "chat"}, body={"is_sleeping": False}),
+    post("/pause", json={"model": "chat", "options": {"mode": "keep", "clear_cache": False}}, **PAUSED),
+    get("/is_paused", query={"model": "chat"}, body={"is_paused": True}, **PAUSED),
+    post("/resume", json={"model": "chat", "options": {}}),
+    post("/reset_prefix_cache", json={"model": "chat"}),
+    post("/sleep", json={"model": "chat", "options": {"level": 0}}, **PAUSED),
+    post("/wakeup", json={"model": "chat", "options": {}}),
+)
+
 VERL_VLLM = (
     post("/sleep", query={"level": 2}, **asleep(*BOTH)),
     post("/wake_up", query={"tags": ["weights"]}, parked=("kv_cache",), gate="asleep"),
@@ -100,6 +173,11 @@ CLIENTS: Mapping[str, Sequence[Step]] = {
     "verl on SGLang": VERL_SGLANG,
     "verl on vLLM": VERL_VLLM,
     "OpenRLHF": OPENRLHF,
+    "slime": SLIME,
+    "NeMo-RL": NEMO_RL,
+    "AReaL": AREAL,
+    "TRL": TRL,
+    "Ray Serve LLM": RAY_SERVE,
     "kvcached's controller": KVCACHED,
     "production-stack": PRODUCTION_STACK,
     "TensorRT-LLM": TENSORRT_LLM,

@@ -53,6 +53,19 @@ async def test_a_client_s_round_of_calls_ends_as_it_expects(rig: Rig, client: st
     assert (model["state"], model["gate"]["open"], model["hold"]) == ("awake", True, False)
 
 
+async def test_a_call_that_was_cut_between_its_two_operations_does_both(rig: Rig) -> None:
+    """C7: a full wake_up of vLLM's wakes, then ends the pause."""
+    await rig.http.post("/sleep", params={"level": 0})
+    await rig.http.post("/sleep", params={"level": 1})
+    await cut_off(rig, Step("POST", "/wake_up"))
+    for _ in range(100):
+        model = (await rig.http.get("/models/chat")).json()
+        if model["gate"]["open"]:
+            break
+        await asyncio.sleep(0.02)
+    assert (model["state"], model["gate"]["open"], model["paused"]) == ("awake", True, False)
+
+
 async def cut_off(rig: Rig, step: Step) -> None:
     """The caller goes away while the ranks work at it."""
     rig.rank().delay_s["stage"] = STAGE_S

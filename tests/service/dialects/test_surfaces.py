@@ -24,6 +24,14 @@ CALLS = [
     ("POST", "/wakeup"),
     ("POST", "/sleep"),
     ("POST", "/wake"),
+    ("POST", "/pause"),
+    ("POST", "/resume"),
+    ("GET", "/is_paused"),
+    ("POST", "/reset_prefix_cache"),
+    ("POST", "/pause_generation"),
+    ("POST", "/continue_generation"),
+    ("GET", "/flush_cache"),
+    ("POST", "/flush_cache"),
 ]
 
 
@@ -132,6 +140,82 @@ async def test_requests_that_run_are_ended_by_vllm_s_default_and_waited_for_by_m
     assert newest["aborted_requests"] == 2
 
 
+async def test_a_full_wake_ends_a_pause_of_level_0_and_one_by_tags_does_not(rig: Rig) -> None:
+    """The tag `scheduling` is the pause alone."""
+    http = rig.http
+
+    async def state() -> tuple[bool, bool, list[str]]:
+        model = (await http.get("/models/chat")).json()
+        sleeping = (await http.get("/is_sleeping")).json()["is_sleeping"]
+        assert sleeping is bool(model["paused"] or model["parked_tags"])
+        return model["paused"], model["gate"]["open"], model["parked_tags"]
+
+    for call, after in (
+        ({"params": {"level": 0}}, (True, False, [])),
+        ({"params": {"tags": "scheduling"}}, (True, False, [])),
+        ({"params": {"tags": ["scheduling", "weights"]}}, (True, False, ["weights"])),
+        ({"json": {"options": {"level": 0}}}, (True, False, [])),
+    ):
+        assert (await http.post("/sleep", **call)).status_code == 200  # type: ignore[arg-type]
+        assert await state() == after
+        assert (await http.post("/wake_up?tags=weights")).status_code == 200
+        assert await state() == (True, False, [])
+        assert (await http.post("/wake_up")).status_code == 200
+        assert await state() == (False, True, [])
+    await http.post("/sleep?level=0")
+    await http.post("/sleep?level=1")
+    assert (await http.post("/wake_up?tags=scheduling")).status_code == 200
+    assert await state() == (False, False, ["kv_cache", "weights"])
+    await http.post("/wake_up")
+    await http.post("/pause_generation")
+    assert (await http.post("/resume_memory_occupation")).status_code == 200
+    assert await state() == (True, False, []), "SGLang's pause is ended by its own call only"
+    assert (await http.post("/continue_generation", json={})).json()["status"] == "ok"
+    assert await state() == (False, True, [])
+
+
+@pytest.mark.parametrize(
+    ("path", "call", "left"),
+    [
+        ("/pause", {}, 0),
+        ("/pause", {"params": {"mode": "keep"}}, 2),
+        ("/pause", {"json": {"mode": "abort"}}, 0),
+        ("/pause", {"json": {"model": "chat", "options": {"mode": "keep"}}}, 2),
+        ("/pause_generation", {"json": {}}, 0),
+        ("/pause_generation", {"json": {"mode": "retract"}}, 2),
+        ("/pause_generation", {"json": {"mode": "in_place"}}, 2),
+        ("/sleep", {"params": {"level": 0, "mode": "keep"}}, 2),
+    ],
+)
+async def test_a_pause_ends_or_keeps_what_runs_as_its_mode_says(
+    rig: Rig, path: str, call: dict[str, dict[str, object]], left: int
+) -> None:
+    """G2, C1: twice."""
+    rig.rank().gate.running = 2
+    for _ in range(2):
+        answer = await rig.http.post(path, **call)  # type: ignore[arg-type]
+        assert answer.status_code == 200, answer.text
+        assert rig.rank().gate.running == left
+        assert (await rig.http.get("/is_paused")).json() == {"is_paused": True}
+        assert (await rig.http.get("/health_generate")).status_code == 503
+    assert (await rig.http.post("/resume", json=call.get("json"))).status_code == 200
+    assert (rig.rank().gate.open, rig.rank().gate.running) == (True, left)
+
+
+async def test_a_flush_is_done_only_when_nothing_runs_and_harms_nobody(rig: Rig) -> None:
+    """F12: the ranks' own part is tests/service/dialects/test_resets.py."""
+    rig.rank().gate.running = 1
+    for method in ("GET", "POST"):
+        busy = await rig.http.request(method, "/flush_cache")
+        assert (busy.status_code, busy.json()["code"]) == (400, "not_idle")
+    assert (rig.rank().gate.open, rig.rank().ledger.resets) == (True, 0)
+    assert (await rig.http.post("/reset_prefix_cache")).status_code == 200
+    assert (rig.rank().gate.running, rig.rank().ledger.resets) == (1, 1)
+    await rig.http.post("/pause_generation", json={"mode": "retract"})
+    assert (await rig.http.get("/flush_cache")).status_code == 200
+    assert (rig.rank().gate.running, rig.rank().ledger.resets) == (1, 2)
+
+
 async def test_a_drop_in_call_waits_for_what_runs_already(rig: Rig) -> None:
     """C4."""
     rig.rank().delay_s["stage"] = 0.1
@@ -176,3 +260,26 @@ async def test_weights_from_disk_say_whether_they_were_written(rig: Rig) -> None
     assert "wake" in refused.json()["message"]
     unnamed = await rig.http.post("/update_weights_from_disk", json={})
     assert (unnamed.status_code, unnamed.json()["success"]) == (422, False)
+
+
+async def test_the_native_pause_has_its_own_words(rig: Rig) -> None:
+    """C1, and a freeze's limit."""
+    rig.rank().gate.running = 1
+    body = {"drain": {"mode": "freeze", "freeze_timeout_s": 60}}
+    for _ in range(2):
+        paused = await rig.http.post("/models/chat/pause", json=body)
+        assert (paused.status_code, paused.json()["kind"]) == (200, "pause")
+    assert (await rig.http.get("/models/chat")).json()["gate"] == {"open": False, "reason": "paused"}
+    refused = await rig.http.post("/models/chat/pause", json={"mode": "keep"})
+    assert (refused.status_code, refused.json()["code"]) == (422, "unknown_field")
+    assert (await rig.http.post("/models/chat/unpause")).status_code == 200
+    assert (rig.rank().gate.open, rig.rank().gate.running) == (True, 1)
+    assert (await rig.http.post("/models/nobody/unpause")).status_code == 404
+
+
+async def test_a_request_to_a_paused_model_is_refused_with_the_reason(rig: Rig) -> None:
+    """G3: nothing but its end opens it, so that nobody waits."""
+    await rig.http.post("/pause")
+    said = await rig.http.post("/v1/completions", json={"model": "chat", "prompt": "x"})
+    assert (said.status_code, said.json()["code"]) == (503, "gate_closed")
+    assert "paused" in said.json()["detail"] and said.headers["Retry-After"]
