@@ -46,7 +46,10 @@ def paged_attention(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query: (1, heads, T, head_dim); key, value: (1, kv_heads, T, head_dim). Returns (1, T, heads, head_dim)."""
+    """query: (1, heads, T, head_dim); key, value: (1, kv_heads, T, head_dim). Returns (1, T, heads, head_dim).
+
+    Or (T, heads, 1, head_dim), of T sequences, and (T, 1, heads, head_dim).
+    """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     places = paged_batch.places[layer]
     if sliding_window != places.window:
@@ -54,33 +57,40 @@ def paged_attention(
             f"layer {layer} asks for a window of {sliding_window}, pages keep {places.window}"
         )
     keys, values = paged_batch.keys[layer], paged_batch.values[layer]
-    keys[places.new_slots, places.new_offsets] = key[0].transpose(0, 1).to(keys.dtype)
-    values[places.new_slots, places.new_offsets] = value[0].transpose(0, 1).to(values.dtype)
-    scoring = Scoring(scaling, softcap, s_aux)
-    output = torch.empty_like(query[0].transpose(0, 1))  # (T, heads, head_dim)
+    keys[places.new_slots, places.new_offsets] = _rows(key).to(keys.dtype)
+    values[places.new_slots, places.new_offsets] = _rows(value).to(values.dtype)
+    scoring, rows = Scoring(scaling, softcap, s_aux), _rows(query)
+    output = torch.empty_like(rows)
     for prefill in places.prefills:
-        output[prefill.rows] = attend_prefill(query[0][:, prefill.rows], keys, values, prefill, scoring)
+        output[prefill.rows] = attend_prefill(rows[prefill.rows], keys, values, prefill, scoring)
     for decode in places.decodes:
-        output[decode.rows] = attend_decode(query[0][:, decode.rows], keys, values, decode, scoring)
-    return output[None], None
+        output[decode.rows] = attend_decode(rows[decode.rows], keys, values, decode, scoring)
+    return output.view(query.shape[0], query.shape[2], *rows.shape[1:]), None
+
+
+def _rows(packed: torch.Tensor) -> torch.Tensor:
+    """(B, heads, n, head_dim) as (B n, heads, head_dim)."""
+    return packed.transpose(1, 2).flatten(0, 1)
 
 
 def attend_prefill(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, prefill: Prefill, scoring: Scoring
 ) -> torch.Tensor:
-    """query: (heads, n, head_dim). Returns (n, heads, head_dim)."""
+    """query: (n, heads, head_dim). Returns its like."""
     key = keys[prefill.blocks].flatten(0, 1)[: prefill.context_tokens].transpose(0, 1)
     value = values[prefill.blocks].flatten(0, 1)[: prefill.context_tokens].transpose(0, 1)
-    return attend(query[None], key[None], value[None], prefill.mask, scoring)[0].transpose(0, 1)
+    return attend(query.transpose(0, 1)[None], key[None], value[None], prefill.mask, scoring)[0].transpose(
+        0, 1
+    )
 
 
 def attend_decode(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, decode: Decode, scoring: Scoring
 ) -> torch.Tensor:
-    """query: (heads, B, head_dim). Returns (B, heads, head_dim)."""
+    """query: (B, heads, head_dim). Returns its like."""
     key = keys[decode.slots, decode.offsets].transpose(1, 2)  # (B, kv_heads, longest, head_dim)
     value = values[decode.slots, decode.offsets].transpose(1, 2)
-    return attend(query.transpose(0, 1)[:, :, None], key, value, decode.mask, scoring)[:, :, 0]
+    return attend(query[:, :, None], key, value, decode.mask, scoring)[:, :, 0]
 
 
 def attend(

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
 from torpor.actors.engine.plan import Chunk
-from torpor.native import KvManager
+from torpor.actors.engine.states import SlotStates
+from torpor.native import KvManager, LayerSpec
 
 MAX_PADDING = (
     2  # sequences decode together while the longest has at most this many times the tokens of the shortest
@@ -65,7 +66,8 @@ class Places:
 class PagedBatch:
     """keys, values: by layer one (slots, tokens_per_block, kv_heads, head_dim) view. places: by layer.
 
-    input_ids, position_ids: (1, T).
+    input_ids, position_ids: (1, T); or (T, 1), of as many sequences, where states must be kept apart.
+    states: where layers have some.
     """
 
     keys: dict[int, torch.Tensor]
@@ -73,28 +75,50 @@ class PagedBatch:
     places: dict[int, Places]
     input_ids: torch.Tensor
     position_ids: torch.Tensor
+    states: SlotStates | None
     logit_rows: torch.Tensor  # (n,) rows whose logits are wanted, in the order of the chunks
 
 
 class Pages:
     """The manager's pools as tensors, at addresses that never change."""
 
-    def __init__(self, manager: KvManager, device: torch.device) -> None:
-        self._cycles = manager.life_cycles
-        layers = [layer for cycle in self._cycles for layer in cycle["layers"]]
-        self.keys = {layer: from_dlpack(manager.page_view(layer, "k")) for layer in layers}
-        self.values = {layer: from_dlpack(manager.page_view(layer, "v")) for layer in layers}
+    def __init__(self, manager: KvManager, specs: SequenceOf[LayerSpec], device: torch.device) -> None:
+        """specs: those that the manager was made of."""
+        self._cycles = list(enumerate(manager.life_cycles))
+        views = [
+            {buffer.role: from_dlpack(manager.page_view(layer, buffer.role)) for buffer in spec.buffers}
+            for layer, spec in enumerate(specs)
+        ]
+        self.keys = {layer: view["k"] for layer, view in enumerate(views) if "k" in view}
+        self.values = {layer: view["v"] for layer, view in enumerate(views) if "v" in view}
+        self.states = {layer: views[layer] for layer, spec in enumerate(specs) if spec.kind == "state"}
         self.tokens_per_block = manager.tokens_per_block
         self.device = device
 
+    def forwards(self, chunks: SequenceOf[Chunk]) -> list[list[int]]:
+        """Which chunks may share a forward, by index. States of sequences that read prompts would run together."""
+        if not self.states:
+            return [list(range(len(chunks)))]
+        long = [[index] for index, chunk in enumerate(chunks) if len(chunk.tokens) > 1]
+        single = [index for index, chunk in enumerate(chunks) if len(chunk.tokens) == 1]
+        return [*long, *([single] if single else [])]
+
     def batch(self, chunks: SequenceOf[Chunk], tables: SequenceOf[Tables]) -> PagedBatch:
-        """tables: those of each chunk's sequence, covering all its visible tokens up to the chunk's end."""
+        """tables: those of each chunk's sequence, covering all its visible tokens up to the chunk's end.
+
+        The chunks are those of one of `forwards`.
+        """
         tokens = [token for chunk in chunks for token in chunk.tokens]
         positions = np.concatenate([np.arange(c.start, c.start + len(c.tokens)) for c in chunks])
         ends = [int(end) for end in np.cumsum([len(chunk.tokens) for chunk in chunks])]
         offsets = self._tensor(positions % self.tokens_per_block)
+        rows = (len(chunks), -1) if self.states else (1, -1)
         places: dict[int, Places] = {}
-        for index, cycle in enumerate(self._cycles):
+        slots: dict[int, torch.Tensor] = {}
+        for index, cycle in self._cycles:
+            if cycle["kind"] == "state":
+                slots |= dict.fromkeys(cycle["layers"], self._tensor([table[index][0] for table in tables]))
+                continue
             window = int(cycle["window"]) or None
             made = self._places(chunks, [table[index] for table in tables], ends, offsets, window)
             places |= dict.fromkeys(cycle["layers"], made)
@@ -102,8 +126,9 @@ class Pages:
             keys=self.keys,
             values=self.values,
             places=places,
-            input_ids=self._tensor([tokens]),
-            position_ids=self._tensor(positions[None]),
+            input_ids=self._tensor(tokens).reshape(rows),
+            position_ids=self._tensor(positions).reshape(rows),
+            states=SlotStates(self.states, slots) if slots else None,
             logit_rows=self._tensor(
                 [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.wants_logits]
             ),

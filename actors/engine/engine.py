@@ -12,7 +12,7 @@ from torpor.actors.engine.channel import FollowerChannel, LeaderChannel
 from torpor.actors.engine.errors import ModelRefused
 from torpor.actors.engine.follower import FollowerLoop
 from torpor.actors.engine.group import RankGroup
-from torpor.actors.engine.layers import has_windows, layer_specs, longest_text_tokens
+from torpor.actors.engine.layers import has_kind, layer_specs, longest_text_tokens
 from torpor.actors.engine.leader import LeaderLoop
 from torpor.actors.engine.loader import LoadedModel, load_model
 from torpor.actors.engine.prepare import prepare
@@ -24,7 +24,7 @@ from torpor.actors.engine.sequences import SequenceBook
 from torpor.actors.engine.shard import shard
 from torpor.actors.engine.weights import Target, open_reader
 from torpor.actors.messages import GenerateRequest, RestoreMode
-from torpor.native import Device, KvManager, Ledger
+from torpor.native import Device, KvManager, LayerSpec, Ledger
 from torpor.native.adopt import Adopted, check_adopted
 
 JOIN_TIMEOUT_S = 300.0  # ranks load at different speeds
@@ -64,8 +64,9 @@ class TransformersEngine:
         if ranks > 1:
             shard(model.module, spec.rank, ranks)
         self._adopted = self._ledger.adopt(model.module)
-        manager = self._make_manager(model)
-        pages = Pages(manager, self._torch_device())
+        specs = layer_specs(model.config, model.dtype, ranks)
+        manager = self._make_manager(model, specs)
+        pages = Pages(manager, specs, self._torch_device())
         leads = spec.rank == 0
         book = SequenceBook(manager, record=leads and ranks > 1)
         runner = ModelRunner(model.module, pages, book, makes_logits=leads)
@@ -87,7 +88,7 @@ class TransformersEngine:
             channel.close()
             raise
         return LeaderLoop(
-            Scheduler(book, Limits(engine.max_running, engine.step_tokens, self._whole_prompts())),
+            Scheduler(book, self._limits()),
             book,
             runner,
             channel,
@@ -96,10 +97,16 @@ class TransformersEngine:
             leave_group=self._group.leave,
         )
 
-    def _whole_prompts(self) -> bool:
+    def _limits(self) -> Limits:
         """A window's pages come back while a prompt is read: it may be longer than they are many."""
-        assert self._manager is not None
-        return not has_windows(self._manager)
+        manager, engine = self._manager, self._spec.model.engine
+        assert manager is not None
+        return Limits(
+            engine.max_running,
+            engine.step_tokens,
+            whole_prompts=not has_kind(manager, "window"),
+            state_block=manager.tokens_per_block if has_kind(manager, "state") else 0,
+        )
 
     def _follow(self, book: SequenceBook, runner: ModelRunner) -> FollowerLoop:
         spec = self._spec
@@ -193,11 +200,11 @@ class TransformersEngine:
         self._group.leave()
         self._loop = self._model = self._adopted = self._manager = self._book = None
 
-    def _make_manager(self, model: LoadedModel) -> KvManager:
+    def _make_manager(self, model: LoadedModel, specs: list[LayerSpec]) -> KvManager:
         cache = self._spec.model.kv_cache
         restore = self._spec.model.restore_modes.get("kv_cache", RestoreMode.NONE)
         return self._ledger.create_kv_cache(
-            layer_specs(model.config, model.dtype, self._spec.model.tensor_parallel),
+            specs,
             tokens_per_block=cache.tokens_per_block,
             restore=str(restore),
             sequence_tokens=min(model.context_tokens, USUAL_TEXT_TOKENS),

@@ -30,6 +30,9 @@ FAMILIES = (
     Family("mistral", "MistralForCausalLM"),
     Family("gemma3_text", "Gemma3ForCausalLM"),
     Family("gpt_oss", "GptOssForCausalLM", undivided="attention and its sinks"),
+    Family("granitemoehybrid", "GraniteMoeHybridForCausalLM", undivided="attention and states"),
+    Family("qwen3_next", "Qwen3NextForCausalLM", undivided="the states of its gated delta layers"),
+    Family("lfm2", "Lfm2ForCausalLM", undivided="attention and convolution states"),
 )
 
 

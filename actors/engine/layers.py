@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from torpor.actors.engine.states import CONVOLUTION, RECURRENT
 from torpor.native import Buffer, KvManager, LayerSpec
 
-SLIDING = "sliding_attention"  # as transformers names types of layers
+SLIDING, STATES = "sliding_attention", ("linear_attention", "conv")  # as transformers names types of layers
 UNBOUNDED_BLOCKS = 1 << 40
 
 
@@ -20,6 +23,9 @@ def layer_specs(config: Any, dtype: torch.dtype, tensor_parallel: int) -> list[L
     name = dtype_name(dtype)
     specs = []
     for layer in range(int(config.num_hidden_layers)):
+        if has_state(config, layer):
+            specs.append(LayerSpec("state", STATE_BUFFERS[config.model_type](config, name)))
+            continue
         buffers = [Buffer("k", [heads, dim], name), Buffer("v", [heads, dim], name)]
         window = window_of(config, layer)
         if window is None:
@@ -27,6 +33,40 @@ def layer_specs(config: Any, dtype: torch.dtype, tensor_parallel: int) -> list[L
         else:
             specs.append(LayerSpec("window", buffers, window=window))
     return specs
+
+
+def has_state(config: Any, layer: int) -> bool:
+    types = getattr(config, "layer_types", None)
+    return types is not None and types[layer] in STATES
+
+
+def _mamba_2(config: Any, dtype: str) -> list[Buffer]:
+    channels = config.mamba_expand * config.hidden_size + 2 * config.mamba_n_groups * config.mamba_d_state
+    state = [config.mamba_n_heads, config.mamba_d_head, config.mamba_d_state]
+    return [
+        Buffer(CONVOLUTION, [channels, config.mamba_d_conv], dtype),
+        Buffer(RECURRENT, state, "float32"),  # whatever the model's own dtype, as transformers computes it
+    ]
+
+
+def _gated_delta(config: Any, dtype: str) -> list[Buffer]:
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values = config.linear_num_value_heads * config.linear_value_head_dim
+    state = [config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim]
+    return [
+        Buffer(CONVOLUTION, [2 * keys + values, config.linear_conv_kernel_dim], dtype),
+        Buffer(RECURRENT, state, "float32"),
+    ]
+
+
+def _short_convolution(config: Any, dtype: str) -> list[Buffer]:
+    return [Buffer(CONVOLUTION, [config.hidden_size, config.conv_L_cache], dtype)]
+
+
+# By model type: what a layer keeps of a sequence instead of K and V of its tokens.
+STATE_BUFFERS: Mapping[str, Callable[[Any, str], list[Buffer]]] = MappingProxyType(
+    {"granitemoehybrid": _mamba_2, "qwen3_next": _gated_delta, "lfm2": _short_convolution}
+)
 
 
 def window_of(config: Any, layer: int) -> int | None:
@@ -42,8 +82,9 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def has_windows(manager: KvManager) -> bool:
-    return any(cycle["kind"] == "window" for cycle in manager.life_cycles)
+def has_kind(manager: KvManager, kind: str) -> bool:
+    """kind: full, window or state."""
+    return any(cycle["kind"] == kind for cycle in manager.life_cycles)
 
 
 def longest_text_tokens(manager: KvManager) -> int | None:

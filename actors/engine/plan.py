@@ -11,6 +11,7 @@ class Act(enum.StrEnum):
     RESUME = "resume"
     RESIZE = "resize"
     COMMIT = "commit"
+    SNAPSHOT = "snapshot"
     SUSPEND = "suspend"
     CLOSE = "close"
 
@@ -20,7 +21,7 @@ class Operation:
     """One call on a sequence. `outcome` is what it answered on the leader and must answer everywhere.
 
     tokens: the prompt of a create, the tokens of a commit. capacity_tokens: of a resize.
-    outcome: matched tokens of a create, 0 or 1 of resume and resize, else 0.
+    outcome: matched tokens of a create, 0 or 1 of resume, resize and snapshot, else 0.
     """
 
     act: Act

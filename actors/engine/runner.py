@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torpor.actors.engine.batch import Pages
+from torpor.actors.engine.batch import PagedBatch, Pages
 from torpor.actors.engine.plan import Chunk
 from torpor.actors.engine.sequences import SequenceBook
 
@@ -23,16 +23,32 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, chunks: SequenceOf[Chunk]) -> torch.Tensor | None:
-        """Write the chunks' K and V. Returns (n, vocabulary) for the chunks that want logits, None on followers."""
-        batch = self._pages.batch(chunks, [self._book.tables(chunk.key) for chunk in chunks])
-        keywords = {
+        """Write the chunks' K, V and states. Returns (n, vocabulary) for those that want logits, None on followers."""
+        rows: dict[int, torch.Tensor] = {}
+        for indices in self._pages.forwards(chunks):
+            together = [chunks[index] for index in indices]
+            logits = self._run(self._pages.batch(together, [self._book.tables(c.key) for c in together]))
+            if logits is not None:
+                wanted = [index for index in indices if chunks[index].wants_logits]
+                rows |= dict(zip(wanted, logits, strict=True))
+        return torch.stack([rows[index] for index in sorted(rows)]) if rows else None
+
+    def _run(self, batch: PagedBatch) -> torch.Tensor | None:
+        """(n, vocabulary) for the batch's logit_rows; None when there are none, and on followers."""
+        keywords: dict[str, Any] = {
             "input_ids": batch.input_ids,
             "position_ids": batch.position_ids,
+            "past_key_values": batch.states,
             "use_cache": False,
             "paged_batch": batch,
         }
+        logits: torch.Tensor | None = None
         if not self._makes_logits or not len(batch.logit_rows):
             self._module.model(**keywords)
-            return None
-        logits: torch.Tensor = self._module(**keywords, logits_to_keep=batch.logit_rows).logits
-        return logits[0]
+        elif len(batch.input_ids) == 1:
+            logits = self._module(**keywords, logits_to_keep=batch.logit_rows).logits[0]
+        else:
+            logits = self._module(**keywords).logits[batch.logit_rows, 0]
+        if batch.states is not None:
+            batch.states.put_back()
+        return logits

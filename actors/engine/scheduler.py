@@ -19,11 +19,16 @@ from torpor.actors.messages import FinishReason, TokenEvent
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """whole_prompts: a request begins when there are pages for its whole prompt, else for its first chunk."""
+    """whole_prompts: a request begins when there are pages for its whole prompt, else for its first chunk.
+
+    state_block: where layers have states the tokens of a block, at whose borders states can be kept for prompts that
+    begin alike; else 0.
+    """
 
     max_running: int
     step_tokens: int  # prefill tokens in one step
     whole_prompts: bool = True
+    state_block: int = 0
 
 
 def _arrival(request: Request) -> int:
@@ -90,6 +95,8 @@ class Scheduler:
             request = by_key[chunk.key]
             self._book.commit(chunk.key, chunk.tokens)
             request.computed += len(chunk.tokens)
+            if request.computed == self._next_snapshot(request, request.computed - 1):
+                self._book.snapshot(request.key)
             if chunk.wants_logits:
                 events.append(request.accept(choose(request, wanted)))
                 wanted += 1
@@ -101,6 +108,8 @@ class Scheduler:
         """Add the request's next chunk if there are pages for it; returns the prefill tokens used."""
         decoding = request.decoding
         count = 1 if decoding else min(budget, request.total_tokens - request.computed)
+        if (border := self._next_snapshot(request, request.computed)) is not None:
+            count = min(count, border - request.computed)
         while count > 0 and not self._make_room(request, request.computed + count, ended):
             count = count // 2 if request.place is Place.RUNNING else 0
         if count <= 0:
@@ -115,6 +124,18 @@ class Scheduler:
             )
         )
         return 0 if decoding else count
+
+    def _next_snapshot(self, request: Request, behind: int) -> int | None:
+        """The first place after `behind` tokens where states are kept: the prompt's last border, and every so often.
+
+        Between these places a prefix cannot be taken up: a copy of all states for every block would crowd them out.
+        """
+        block = self._limits.state_block
+        if not block:
+            return None
+        often = max(self._limits.step_tokens // block, 1) * block
+        last = (len(request.prompt) - 1) // block * block
+        return min(place for place in (last, (behind // often + 1) * often) if place > behind)
 
     def _make_room(self, request: Request, capacity_tokens: int, ended: list[TokenEvent]) -> bool:
         """False: it was suspended or ended, or runs on, and fewer tokens may find room."""

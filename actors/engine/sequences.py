@@ -41,6 +41,10 @@ class SequenceBook:
     def commit(self, key: int, tokens: SequenceOf[int]) -> None:
         self._act(Operation(Act.COMMIT, key, tokens=tuple(tokens)))
 
+    def snapshot(self, key: int) -> bool:
+        """Keep its states as they are, after a multiple of the block's tokens, for prompts that begin like it."""
+        return bool(self._act(Operation(Act.SNAPSHOT, key)))
+
     def suspend(self, key: int) -> None:
         self._act(Operation(Act.SUSPEND, key))
 
@@ -103,6 +107,8 @@ class SequenceBook:
             return int(sequence.resume())
         if operation.act is Act.RESIZE:
             return int(sequence.resize(operation.capacity_tokens))
+        if operation.act is Act.SNAPSHOT:
+            return int(sequence.snapshot())
         if operation.act is Act.COMMIT:
             sequence.commit(operation.tokens)
         elif operation.act is Act.SUSPEND:

@@ -52,8 +52,38 @@ CONFIGS: dict[str, dict[str, object]] = {
             "original_max_position_embeddings": 128,
         },
     },
+    "granite_hybrid": {
+        "model_type": "granitemoehybrid",
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 0,
+        "shared_intermediate_size": 96,
+        "mamba_n_heads": 6,
+        "mamba_d_head": 16,
+        "mamba_d_state": 8,
+        "mamba_chunk_size": 16,
+        "position_embedding_type": "rope",
+    },
+    "qwen3_next": {
+        "model_type": "qwen3_next",
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "tie_word_embeddings": False,
+    },
+    "lfm2": {
+        "model_type": "lfm2",
+        "layer_types": ["conv", "full_attention", "conv"],
+        "block_multiple_of": 16,
+    },
 }
 FAMILIES = tuple(CONFIGS)
+WITH_STATES = ("granite_hybrid", "qwen3_next", "lfm2")
 MOST_PARAMETERS = 1_000_000
 
 

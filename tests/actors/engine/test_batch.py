@@ -11,8 +11,11 @@ import torch
 from torpor.actors.engine.attention import paged_attention
 from torpor.actors.engine.batch import PagedBatch, Pages, Single, similar_lengths
 from torpor.actors.engine.plan import Chunk
+from torpor.native import Buffer, LayerSpec
 
 BLOCK, KV_HEADS, HEADS, DIM, SLOTS = 4, 2, 6, 8, 40
+
+SPECS = [LayerSpec("full", [Buffer(role, [KV_HEADS, DIM], "float32") for role in "kv"])]
 
 
 class Pool:
@@ -21,7 +24,7 @@ class Pool:
     tokens_per_block = BLOCK
 
     def __init__(self, window: int = 0) -> None:
-        self.life_cycles = [{"window": window, "layers": [0]}]
+        self.life_cycles = [{"kind": "window" if window else "full", "window": window, "layers": [0]}]
         self.memory = torch.full((SLOTS, 2, BLOCK, KV_HEADS, DIM), float("nan"))
 
     def page_view(self, layer: int, role: str) -> torch.Tensor:
@@ -113,7 +116,7 @@ def test_mixed_steps_over_scattered_pages_read_what_was_written_and_nothing_else
     """Blocks that a window has passed go back, and hold rubbish again, as in a manager's tables."""
     texts = Texts([20, 20, 20])
     pool = Pool(layer.window or 0)
-    pages = Pages(pool, torch.device("cpu"))  # type: ignore[arg-type]
+    pages = Pages(pool, SPECS, torch.device("cpu"))  # type: ignore[arg-type]
     for parts in steps:
         for part, rows in zip(parts, texts.attend(pages, parts, layer), strict=True):
             torch.testing.assert_close(rows, texts.expected(*part, layer), atol=1e-5, rtol=1e-5)
@@ -124,7 +127,7 @@ def test_mixed_steps_over_scattered_pages_read_what_was_written_and_nothing_else
 
 
 def test_a_window_other_than_that_of_the_pages_is_never_served() -> None:
-    pages = Pages(Pool(window=6), torch.device("cpu"))  # type: ignore[arg-type]
+    pages = Pages(Pool(window=6), SPECS, torch.device("cpu"))  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="a window of 7, pages keep 6"):
         Texts([20]).attend(pages, [(0, 0, 4)], Layer(window=7))
 
@@ -136,6 +139,6 @@ def test_sequences_decode_together_only_when_padding_at_most_doubles_the_work() 
 
 
 def test_a_chunk_beyond_its_sequences_pages_is_never_written() -> None:
-    pages = Pages(Pool(), torch.device("cpu"))  # type: ignore[arg-type]
+    pages = Pages(Pool(), SPECS, torch.device("cpu"))  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="beyond the pages"):
         pages.batch([Chunk(0, 4, (1,), True)], [[np.array([3, -1], dtype=np.int32)]])

@@ -22,6 +22,8 @@ class CountingBook:
         self.capacity: dict[int, int] = {}
         self.active: set[int] = set()
         self.closed: list[int] = []
+        self.committed: dict[int, int] = {}
+        self.snapshots: list[tuple[int, int]] = []
 
     def used(self) -> int:
         return sum(size for key, size in self.capacity.items() if key in self.active or not self.host)
@@ -52,6 +54,11 @@ class CountingBook:
 
     def commit(self, key: int, tokens: Sequence[int]) -> None:
         assert key in self.active
+        self.committed[key] = self.committed.get(key, 0) + len(tokens)
+
+    def snapshot(self, key: int) -> bool:
+        self.snapshots.append((key, self.committed[key]))
+        return True
 
     def close(self, key: int) -> None:
         del self.capacity[key]
@@ -99,6 +106,27 @@ def test_long_prompts_are_cut_and_decodes_go_on_beside_them() -> None:
     assert shape(step(made)) == [(0, 4, 1), (1, 6, 10)]
     assert shape(step(made)) == [(0, 5, 1), (1, 16, 9)]
     assert shape(step(made)) == [(0, 6, 1), (1, 25, 1)]
+
+
+def test_prompts_are_cut_where_states_are_kept_at_the_last_border_and_every_so_often() -> None:
+    book = CountingBook(1000, True)
+    made = Scheduler(book, Limits(8, 10, state_block=4))  # type: ignore[arg-type]
+    made.add(request(0, 15, 9))
+    cuts = [shape(step(made)) for _ in range(10)]
+    assert [cut[0][1:] for cut in cuts[:4]] == [(0, 8), (8, 4), (12, 3), (15, 1)]
+    assert book.snapshots == [(0, 8), (0, 12), (0, 16)]
+    assert all(place % 4 == 0 for _, place in book.snapshots)
+
+
+def test_where_windows_give_pages_back_a_prompt_begins_with_room_for_its_first_chunk() -> None:
+    """And a chunk that finds no room is halved, down to one token."""
+    book = CountingBook(7, True)
+    made = Scheduler(book, Limits(8, 10, whole_prompts=False))  # type: ignore[arg-type]
+    made.add(request(0, 30, 9))
+    assert shape(step(made)) == [(0, 0, 5)]
+    assert shape(step(made)) == [(0, 5, 2)]
+    chunks, (ended,) = made.schedule()
+    assert (chunks, ended.finish_reason) == ([], FinishReason.ERROR)
 
 
 def test_no_more_run_at_once_than_allowed() -> None:
