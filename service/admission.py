@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from torpor.actors.messages import GateReason
+from torpor.actors.messages import GateReason, TokenEvent
 from torpor.actors.ports import GateClosed, InvalidRequest, QueueFull
 from torpor.service.gate.gates import Gates
 from torpor.service.gate.policy import NotLetIn
@@ -17,6 +17,8 @@ class Counts(Protocol):
     def count_admission(self, model: str, result: str, reason: str) -> None: ...
 
     def count_open(self, model: str, change: int) -> None: ...
+
+    def count_end(self, model: str, last: TokenEvent) -> None: ...
 
 
 # What ends the wait, as far as a person can do something about it.
@@ -44,6 +46,10 @@ class Admission:
     def left(self, model: str) -> None:
         """An admitted request has ended, and holds nothing any more."""
         self.counts.count_open(model, -1)
+
+    def ended(self, model: str, last: TokenEvent) -> None:
+        """With this event; its request may have others beside it."""
+        self.counts.count_end(model, last)
 
     def closed(self, model: str, refusal: GateClosed) -> Problem:
         reason = str(refusal.reason)

@@ -71,7 +71,9 @@ def create_app(
     Before the server ends, `app.state.context.inference.close()` tells who waits or streams still.
     """
     bounds = bounds or Bounds()
-    metrics = Metrics()
+    metrics = Metrics(since=clock())
+    if tokens is not None:
+        metrics.watch_tokens_file(lambda: bool(tokens.fault))
     patient = PatientInference(inference, control, gates, metrics)
     context = Context(control, patient, Admission(metrics, gates), metrics, clock, bounds)
 

@@ -60,6 +60,8 @@ class Generation:
                 event = self._first[choice]
                 while event is not None:
                     ended = event.finish_reason is not None
+                    if ended:
+                        self._admission.ended(self._model, event)
                     await queue.put((choice, event))
                     event = None if ended else await anext(self._streams[choice], None)
                 if not ended:

@@ -39,12 +39,16 @@ async def readyz(request: Request) -> JSONResponse:
 async def metrics(request: Request) -> Response:
     """Prometheus metrics. When the coordinator is silent, what this process knows by itself."""
     context = context_of(request)
+    shown = False
     try:
         async with asyncio.timeout(context.metrics_timeout_s):
             context.metrics.show_models(await context.control.models(detail=True))
+            shown = True
             context.metrics.count_operations(await context.control.operations(None, _LISTED_OPERATIONS))
+            context.metrics.show_epoch((await context.control.changes(None, 0)).until.epoch)
     except Exception:  # an unreachable cluster must not take the front end's own metrics away
-        context.metrics.show_models([])
+        if not shown:
+            context.metrics.show_models([])
     return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -96,6 +96,12 @@ async def test_a_silent_rank_does_not_take_the_other_numbers_away(wide_rig: Rig)
     samples = await scrape(wide_rig)
     assert samples[at("model_state", model="chat", state="awake")] == 1
     assert samples[at("gate_open", model="draft")] == 1
+    assert (samples[at("ranks_in_doubt", model="chat")], samples[at("ranks_in_doubt", model="draft")]) == (
+        1,
+        0,
+    )
+    up = [samples[at("rank_up", model="chat", rank=rank)] for rank in "012"]
+    assert up == [1, 0, 1]
 
 
 async def test_operations_count_once_however_often_they_are_scraped(rig: Rig) -> None:
