@@ -211,6 +211,12 @@ class Inference(Protocol):
         unknown model.
         """
 
+    async def abort_requests(self, model: str, request: str | None) -> int:
+        """End requests at the leader with what they have so far, whichever front end sent them; how many.
+
+        request: those whose id is this, or begins with it and a `/`; None: all. KeyError for an unknown model.
+        """
+
 
 class LeaderPort(Protocol):
     """The inference side of the leader rank, as one front end uses it (one batched stream per front end)."""
@@ -218,6 +224,9 @@ class LeaderPort(Protocol):
     async def submit(self, front_end: str, requests: Sequence[GenerateRequest]) -> list[AdmissionReply]: ...
 
     async def cancel(self, front_end: str, request_ids: Sequence[str]) -> None: ...
+
+    async def abort_requests(self, request: str | None) -> int:
+        """As Inference.abort_requests, of any front end."""
 
     def stream(self, front_end: str) -> AsyncIterator[list[TokenEvent]]:
         """All events of this front end's requests, in batches, until it detaches or its lease ends."""

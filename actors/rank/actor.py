@@ -128,6 +128,10 @@ class RankActor:
     async def cancel(self, front_end: str, request_ids: Sequence[str]) -> None:
         await self._core.cancel(front_end, request_ids)
 
+    @in_group("inference")
+    async def abort_requests(self, request: str | None) -> int:
+        return await self._core.abort_requests(request)
+
     @in_group("inference", num_returns="streaming")
     async def stream(self, front_end: str) -> AsyncIterator[list[TokenEvent]]:
         async for batch in self._core.stream(front_end):

@@ -176,6 +176,9 @@ class RankCore:
         if self._leader is not None:
             await self._leader.cancel(front_end, request_ids)
 
+    async def abort_requests(self, request: str | None) -> int:
+        return 0 if self._leader is None else await self._leader.abort_requests(request)
+
     async def stream(self, front_end: str) -> AsyncIterator[list[TokenEvent]]:
         if self._leader is None:
             return

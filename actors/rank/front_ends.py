@@ -97,6 +97,14 @@ class FrontEnds:
                 entry.cancelled = True
             return [entry.id for entry in known]
 
+    def ids(self, request: str | None) -> list[str]:
+        """Of what is here: the request of this id and all `id/…`, or every one."""
+        with self._lock:
+            known = list(self._requests)
+        if request is None:
+            return known
+        return [one for one in known if one == request or one.startswith(f"{request}/")]
+
     def cancel_all(self, requests: Iterable[str]) -> None:
         """Mark them as cancelled, whoever asked for them."""
         with self._lock:

@@ -42,6 +42,13 @@ class Leader:
     async def cancel(self, front_end: str, request_ids: Sequence[str]) -> None:
         self._cancel_in_engine(self.front_ends.cancel(front_end, request_ids))
 
+    async def abort_requests(self, request: str | None) -> int:
+        """Also those that are on their way in: they end as soon as they are."""
+        found = self.front_ends.ids(request)
+        self.front_ends.cancel_all(found)
+        self._cancel_in_engine(found)
+        return len(found)
+
     def stream(self, front_end: str) -> AsyncIterator[list[TokenEvent]]:
         return self.front_ends.stream(front_end)
 

@@ -78,6 +78,13 @@ class LeaderStream:
                 with contextlib.suppress(Exception):  # no connection: the lease ends it
                     self._handle.cancel.remote(self.front_end, [request.id])
 
+    async def abort_requests(self, request: str | None) -> int:
+        """As Inference.abort_requests. Raises LeaderGone."""
+        try:
+            return int(await call(self._handle, "abort_requests", request))
+        except (ActorGone, RayError, OSError) as error:
+            raise LeaderGone(first_line(error)) from error
+
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
@@ -164,6 +171,13 @@ class RayInference:
             if self._closed:
                 raise GateClosed("ending", ENDING) from error
             raise LeaderLost(str(error), error.admitted) from error
+
+    async def abort_requests(self, model: str, request: str | None) -> int:
+        try:
+            stream = await self._stream(model)
+            return await stream.abort_requests(request)
+        except (GateClosed, LeaderGone):
+            return 0  # nobody is inside
 
     def connections(self) -> tuple[LeaderStream, ...]:
         """To the leaders that were asked so far."""

@@ -35,6 +35,10 @@ class PatientInference:
             async for event in events:
                 yield replace(event, request=request.id)
 
+    async def abort_requests(self, model: str, request: str | None) -> int:
+        """At the leader: who waits here has not been let in."""
+        return await self._inner.abort_requests(model, request)
+
     async def _begin(self, attempts: _Attempts) -> tuple[TokenEvent | None, AsyncGenerator[TokenEvent, None]]:
         """Up to the first event; None: there is none."""
         door = attempts.door

@@ -47,6 +47,7 @@ class _Generation(BaseModel):
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     return_token_ids: bool = False  # also give each choice's token ids
+    rid: Annotated[str, Field(min_length=1, max_length=128)] | None = None  # the answer's id, to abort it by
 
     @property
     def choices_per_prompt(self) -> int:

@@ -67,10 +67,12 @@ async def _read(request: Request) -> dict[str, Any] | None:
 
 async def _generate(request: Request, body: ChatBody | CompletionBody) -> Response:
     context = context_of(request)
-    asked = body.requests(context.new_id, caller_of(request))
     chat = isinstance(body, ChatBody)
+    answer_id = body.rid or ("chatcmpl-" if chat else "cmpl-") + context.new_id()
+    # A part of each request's own, which stays unique whatever a client calls its: aborts go by it.
+    asked = body.requests(lambda: f"{answer_id}/{context.new_id()}", caller_of(request))
     head = AnswerHead(
-        id=("chatcmpl-" if chat else "cmpl-") + context.new_id(),
+        id=answer_id,
         created_at=int(context.clock()),
         model=body.model,
         chat=chat,

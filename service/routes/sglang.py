@@ -11,6 +11,7 @@ from starlette.responses import Response
 from torpor.actors.messages import DrainMode, RejectCode
 from torpor.service.context import context_of
 from torpor.service.dialects.bodies import (
+    AbortBody,
     NoFields,
     PauseGenerationBody,
     TagsBody,
@@ -81,6 +82,19 @@ async def continue_generation(request: Request) -> Response:
     """End a pause. What sleeps stays asleep."""
     asked = await hear(request, Dialect.SGLANG)
     return answer(asked, await to_its_end(unpause(asked)), _ok("continued"))
+
+
+@router.post("/abort_request", openapi_extra=json_body(AbortBody))
+async def abort_request(request: Request) -> Response:
+    """End requests with what they have so far: the one of this `rid`, which is its answer's id, or all that run."""
+    asked = await hear(request, Dialect.SGLANG, frozenset({"rid", "abort_all"}))
+    rid, everything = asked.tree.get("rid"), asked.tree.get("abort_all") is True
+    if not everything and not (isinstance(rid, str) and rid):
+        hint = 'Send {"rid": "chatcmpl-…"}, or {"abort_all": true}.'
+        raise Problem(422, Code.INVALID_FIELD, "Neither `rid` nor `abort_all` says what to abort.", hint=hint)
+    inference = context_of(request).inference
+    count = await to_its_end(inference.abort_requests(asked.view.name, None if everything else str(rid)))
+    return answer(asked, None, {"aborted_requests": count})
 
 
 @router.get("/flush_cache", openapi_extra=query_parameters("model", "id"))

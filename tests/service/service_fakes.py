@@ -30,7 +30,15 @@ class MemoryInference:
     seen: list[GenerateRequest] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)  # requests whose stream was closed before its end
     running: set[str] = field(default_factory=set)
+    aborted: set[str] = field(default_factory=set)
     ended: bool = False  # as a front end whose connection to its leaders is closed
+
+    async def abort_requests(self, model: str, request: str | None) -> int:
+        if model not in self.models:
+            raise KeyError(model)
+        found = {one for one in self.running if request in (None, one) or one.startswith(f"{request}/")}
+        self.aborted |= found
+        return len(found)
 
     async def close(self) -> None:
         self.ended = True
@@ -63,6 +71,9 @@ class MemoryInference:
         count = 0
         while self.endless or count < len(self.words):
             await asyncio.sleep(self.delay_s)
+            if request.id in self.aborted:
+                yield TokenEvent(request.id, finish_reason=FinishReason.ABORT, completion_tokens=count)
+                return
             if self.ended:
                 yield TokenEvent(
                     request.id, finish_reason=FinishReason.ERROR, error="this front end is ending"

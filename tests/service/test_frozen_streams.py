@@ -96,6 +96,9 @@ class CoreInference:
     def __init__(self, rank: EngineRank) -> None:
         self._rank = rank
 
+    async def abort_requests(self, model: str, request: str | None) -> int:
+        return await self._rank.core.abort_requests(request)
+
     async def generate(self, model: str, request: GenerateRequest) -> AsyncIterator[TokenEvent]:
         front_end, inbox, ended = f"front-{request.id}", Inbox(), False
 

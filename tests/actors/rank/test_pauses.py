@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from ranks.bench import CAPACITY_BYTES, Bench, sleep, wake
 from ranks.toys import KV_BYTES, WEIGHTS_BYTES
@@ -107,3 +108,20 @@ async def test_a_reset_forgets_prefixes_at_rest_and_lets_go_on(bench: Bench) -> 
     await bench.whole(reset(), "asleep")
     assert bench.engine.forgotten == 2
     assert (await bench.status()).gate_reason is GateReason.ASLEEP
+
+
+async def test_requests_are_aborted_by_id_or_all_and_the_gate_stays_open(bench: Bench) -> None:
+    """G2: with the tokens so far. A name ends with a slash or where it ends."""
+    names = ("a/1", "a/2", "ab/1", "other")
+    for name in names:
+        assert await bench.admit(replace(bench.request(tokens=100_000), id=name)) == ["admitted"]
+    await asyncio.sleep(0.05)
+    assert await bench.core.abort_requests("a") == 2
+    assert (await bench.read("a/1"))[-1].finish_reason is FinishReason.ABORT
+    assert (await bench.status()).live_sequences == 2
+    assert await bench.core.abort_requests("nobody") == 0
+    assert await bench.core.abort_requests(None) == 2
+    assert (await bench.read("other"))[-1].finish_reason is FinishReason.ABORT
+    status = await bench.status()
+    assert (status.gate_open, status.live_sequences) == (True, 0)
+    assert await bench.admit(bench.request()) == ["admitted"]

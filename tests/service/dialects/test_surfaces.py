@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import httpx
 import pytest
 from service_rig import Rig
 
@@ -283,3 +284,33 @@ async def test_a_request_to_a_paused_model_is_refused_with_the_reason(rig: Rig) 
     said = await rig.http.post("/v1/completions", json={"model": "chat", "prompt": "x"})
     assert (said.status_code, said.json()["code"]) == (503, "gate_closed")
     assert "paused" in said.json()["detail"] and said.headers["Retry-After"]
+
+
+async def test_requests_are_aborted_by_the_id_of_their_answer_or_all_and_keep_what_they_have(
+    wide_rig: Rig,
+) -> None:
+    """G2's abort, without a sleep; G1: whichever front end sent them."""
+    http, inference = wide_rig.http, wide_rig.inference
+    inference.endless, inference.delay_s = True, 0.01
+
+    def ask(**fields: object) -> asyncio.Task[httpx.Response]:
+        body = {"model": "chat", "prompt": "Hello", **fields}
+        return asyncio.create_task(http.post("/v1/completions", json=body))
+
+    mine, others = ask(rid="mine", n=2), [ask(), ask(rid="mine-too")]
+    await asyncio.sleep(0.1)
+    assert len(inference.running) == 4
+    done = await http.post("/m/chat/abort_request", json={"rid": "mine"})
+    assert (done.status_code, done.json()) == (200, {"aborted_requests": 2})
+    ended = (await mine).json()
+    assert ended["id"] == "mine"
+    assert [choice["finish_reason"] for choice in ended["choices"]] == ["abort"] * 2
+    assert all(choice["text"] for choice in ended["choices"])
+    assert not any(task.done() for task in others)
+    again = await http.post("/m/chat/abort_request", json={"rid": "mine"})
+    assert (again.status_code, again.json()) == (200, {"aborted_requests": 0})
+    await http.post("/abort_request", json={"model": "chat", "abort_all": True})
+    for task in others:
+        assert (await task).json()["choices"][0]["finish_reason"] == "abort"
+    assert (await http.post("/m/chat/abort_request", json={})).status_code == 422
+    assert wide_rig.rank().gate.open
