@@ -24,6 +24,7 @@ from torpor.service.bodies import SleepBody, WakeBody, parse, targets, to_reques
 from torpor.service.dialects.dialect import Dialect, on_conflict_of
 from torpor.service.logs import note
 from torpor.service.problems import Code, Problem, operation_problem
+from torpor.service.tracing import trace_operation
 from torpor.service.wire import operation_json
 
 MAX_PROGRAM = 120  # characters
@@ -99,9 +100,11 @@ async def submit(control: Control, request: OperationRequest) -> Operation:
 
 
 async def finish(control: Control, operation: Operation) -> Operation:
-    if operation.state is not OperationState.RUNNING:
-        return operation
-    return await control.wait(operation.id)
+    running = operation.state is OperationState.RUNNING
+    done = await control.wait(operation.id) if running else operation
+    if running or done.state is OperationState.REJECTED:  # else it is the answer of before, once more
+        trace_operation(done)
+    return done
 
 
 def answer(finished: list[Operation], views: list[ModelView], fan_out: bool) -> Response:

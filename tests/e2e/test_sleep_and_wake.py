@@ -81,6 +81,8 @@ def test_sleeping_twice_and_waking_twice_succeeds_and_changes_nothing(server: Se
     first = server.http.post("/sleep", json={}).raise_for_status().json()
     generation = server.model()["generation"]
     second = server.http.post("/sleep", json={}).raise_for_status().json()
+    audit = server.http.get("/audit", params={"limit": 2}).raise_for_status().json()["audit"]
+    assert [entry["operation"] for entry in audit] == [second["id"], first["id"]]
     assert (first["state"], second["state"]) == ("succeeded", "succeeded")
     assert sum(rank["freed_bytes"] for rank in second["ranks"]) == 0
     assert server.model()["generation"] == generation
