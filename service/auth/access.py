@@ -56,7 +56,15 @@ class Call:
     @property
     def changes(self) -> bool:
         """It changes something other than a request's own answer."""
-        return self.path != "/audit" and bool(self.roles & {Role.OPERATOR, Role.ADMIN})
+        return (
+            not self.is_open
+            and not self.is_inference
+            and (self.method != "GET" or self.path == "/flush_cache")
+        )
+
+    @property
+    def is_inference(self) -> bool:
+        return self.path.startswith("/v1/")
 
 
 class AccessTable:

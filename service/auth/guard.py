@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from torpor.service.addresses import is_loopback
 from torpor.service.auth.access import AccessTable, Call
 from torpor.service.auth.roles import ANYBODY, LOCAL, Caller
 from torpor.service.limits.rates import Rates
@@ -57,8 +59,9 @@ class Guard:
             return caller
         address = request.client.host if request.client is not None else "unknown"
         if self._callers is None:
-            caller = state["caller"] = LOCAL
             self._rates.count(f"address {address}")
+            _not_from_a_foreign_page(request)
+            caller = state["caller"] = LOCAL
             return caller
         try:
             caller = state["caller"] = self._identify(self._callers, request)
@@ -84,6 +87,27 @@ class Guard:
         if caller is None:
             raise _unauthenticated("The token is not known here.", f'{_REALM}, error="invalid_token"')
         return caller
+
+
+def _not_from_a_foreign_page(request: Request) -> None:
+    """A page of the web may not use the browser of somebody who can reach this address. Browsers tell where it is from;
+    other programs send no Origin.
+    """
+    origin = request.headers.get("origin")
+    if origin is None or is_loopback(_host_of(origin)):
+        return
+    detail = (
+        "This comes from a web page of another origin, and without tokens it cannot be known who wants it."
+    )
+    hint = "Call from a program, or give the service a tokens file and the page a token."
+    raise Problem(403, Code.FORBIDDEN, detail, hint=hint)
+
+
+def _host_of(origin: str) -> str:
+    try:
+        return urlsplit(origin).hostname or ""
+    except ValueError:
+        return ""
 
 
 def caller_of(request: Request) -> Caller:

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from torpor.service.auth.access import Call
-from torpor.service.auth.roles import Role
 from torpor.service.limits.bounds import Bounds
 from torpor.service.logs import note
 from torpor.service.problems import Code, Problem
@@ -32,7 +31,7 @@ def purpose_of(call: Call | None) -> Purpose | None:
         return None
     if call is not None and call.path == "/events":
         return Purpose.EVENTS
-    return Purpose.INFERENCE if call is not None and call.roles == {Role.INFERENCE} else Purpose.CONTROL
+    return Purpose.INFERENCE if call is not None and call.is_inference else Purpose.CONTROL
 
 
 class Places:

@@ -5,7 +5,6 @@ Reading files and the environment is settings_load.py; keys of later versions ar
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -27,6 +26,7 @@ from torpor.actors.config import (
     RecoverPolicy,
 )
 from torpor.actors.messages import RestoreMode
+from torpor.service.addresses import is_loopback
 from torpor.service.ending import EndTimes
 from torpor.service.limits.bounds import Bounds
 from torpor.service.units import parse_duration_s, parse_size_bytes
@@ -235,15 +235,6 @@ class Settings(_Section):
         if repeated:
             raise ValueError(f"models: each name once; repeated: {', '.join(repeated)}")
         return self
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def cluster_config(settings: Settings) -> ClusterConfig:

@@ -252,6 +252,35 @@ async def test_without_a_tokens_file_everybody_may_everything(tmp_path: Path) ->
         assert (await made.http.post("/wake", headers=bearer(V))).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (None, 200),
+        ("http://127.0.0.1:8700", 200),
+        ("http://localhost:3000", 200),
+        ("http://[::1]:8700", 200),
+        ("https://evil.example", 403),
+        ("http://127.0.0.1.evil.example:8700", 403),
+        ("http://127.0.0.1@evil.example", 403),
+        ("null", 403),
+        ("http://[::1", 403),
+    ],
+)
+async def test_a_web_page_of_elsewhere_may_not_use_a_browser_here(
+    tmp_path: Path, origin: str | None, status: int
+) -> None:
+    """Without tokens, whoever reaches the address may do everything; a browser here reaches it for every page."""
+    headers = {} if origin is None else {"Origin": origin}
+    async with make_rig(tmp_path, {"chat": 1}) as made:
+        assert (await made.http.post("/sleep", headers=headers)).status_code == status
+        assert made.rank().gate.open is (status == 403)
+
+
+async def test_with_tokens_a_page_that_has_one_may_call(rig: Rig) -> None:
+    headers = bearer(O) | {"Origin": "https://console.example"}
+    assert (await rig.http.post("/sleep", headers=headers)).status_code == 200
+
+
 async def test_a_socket_that_is_no_http_is_closed(bare: FastAPI) -> None:
     sent = []
 

@@ -64,6 +64,12 @@ async def test_every_change_and_every_refusal_for_a_role_is_audited_and_nothing_
     assert str(tables.audit([sleep]))
 
 
+async def test_ending_the_requests_of_others_is_audited_too(rig: Rig) -> None:
+    await rig.http.post("/abort_request", headers=bearer("inference"), json={"abort_all": True})
+    await rig.http.get("/flush_cache", headers=bearer("operator"))
+    assert [entry["call"] for entry in await audit(rig)] == ["GET /flush_cache", "POST /abort_request"]
+
+
 async def test_a_deletion_is_in_the_file_with_who_it_was_and_no_token_is(rig: Rig, tmp_path: Path) -> None:
     await rig.http.request("DELETE", "/models/chat", headers=bearer("admin"))
     with closing(sqlite3.connect(tmp_path / "journal.db")) as db:

@@ -91,6 +91,7 @@ async def test_what_wakes_a_model_finds_a_place_while_its_inference_has_none_lef
         assert "2 (limits.inference_requests)" in refused.json()["detail"]
         assert len(rig.inference.seen) == 2
         assert (await rig.http.get("/models")).status_code == 200
+        assert (await rig.http.post("/abort_request", json={"rid": "none"})).status_code == 200
         assert await limited(rig.http) == {"inference_requests": 1}
         rig.inference.ended = True
         await asyncio.gather(*running)
