@@ -39,6 +39,10 @@ class Kind(StrEnum):
     def moves_memory(self) -> bool:
         return self in (Kind.SLEEP, Kind.WAKE)
 
+    @property
+    def has_tags(self) -> bool:
+        return self not in (Kind.PAUSE, Kind.UNPAUSE, Kind.RESET)
+
 
 class ModelState(StrEnum):
     LOADING = "loading"
@@ -157,7 +161,7 @@ class OperationRequest:
     all its tags, when it was the last hold; else the wake succeeds and leaves the model asleep. So does one whose hold
     has ended already. Rejected, it leaves the hold as it was.
     An update takes drain and one of weights_path and weights_handed (a name that ranks can fetch tensors by).
-    A delete and a pause take drain; pause, unpause and reset have no tags (an empty tuple).
+    A delete and a pause take drain; pause, unpause and reset have no tags, whatever is given.
     A recover takes `to` (a state to reach; None = the last published one) and
     accept_stale_weights (weights that were updated since may come back as their source has them).
     """

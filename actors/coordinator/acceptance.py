@@ -32,6 +32,8 @@ def as_configured(runtime: ModelRuntime | None, request: OperationRequest) -> Op
     """
     if request.releases:
         request = replace(request, tags=None)
+    if not request.kind.has_tags:
+        request = replace(request, tags=())
     if request.verify is not None:
         return request
     verify = request.kind is Kind.SLEEP and runtime is not None and runtime.config.verify

@@ -322,7 +322,7 @@ class Machinery:
                 # A pause and its like move no memory: to the ledger they are sleeps of no tag, done in the same steps.
                 (request.kind if request.kind.moves_memory else Kind.SLEEP).value,
                 operation,
-                request.tags,
+                request.tags if request.kind.has_tags else (),
                 {tag: mode.value for tag, mode in modes.items()},
                 verify=bool(request.verify),
                 overflow=request.overflow,

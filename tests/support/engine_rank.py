@@ -92,7 +92,7 @@ class EngineRank:
         drain = drain or DrainSpec()
         request = OperationRequest(kind, "tiny", tuple(tags) if tags else None, modes, drain, **fields)  # type: ignore[arg-type]
         self._ok(await self.core.preflight(self._call(operation, Phase.PREFLIGHT), request))
-        if kind is not Kind.WAKE:
+        if kind not in (Kind.WAKE, Kind.UNPAUSE):
             self._ok(await self.core.drain(self._call(operation, Phase.DRAIN), drain, WAIT_S, WAIT_S))
         self._ok(await self.core.stage(self._call(operation, Phase.STAGE), WAIT_S))
         return operation

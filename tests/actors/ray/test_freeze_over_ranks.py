@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import ray
@@ -87,3 +88,32 @@ async def test_generations_frozen_over_ranks_outlive_the_coordinator_and_end_as_
             os.kill(int(ray.get(torpor.coordinator().pid.remote())), signal.SIGKILL)
         await operate(OperationRequest(Kind.WAKE, "toy"))
     assert await ended(readings) == expected
+    await paused_and_aborted(inference, operate, ended, expected)
+
+
+async def paused_and_aborted(
+    inference: Inference,
+    operate: Callable[[OperationRequest], Awaitable[Operation]],
+    ended: Callable[[list[Reading]], Awaitable[list[list[int]]]],
+    expected: list[list[int]],
+) -> None:
+    """G2, F12: the same without a sleep, prefixes forgotten meanwhile; and aborts by name, and of all."""
+    readings = [Reading(inference, number, "kept") for number in range(COUNT)]
+    await until(lambda: _true(all(reading.tokens for reading in readings)), bool, 30)
+    await operate(OperationRequest(Kind.PAUSE, "toy", drain=DrainSpec(DrainMode.FREEZE)))
+    said = [len(reading.tokens) for reading in readings]
+    await operate(OperationRequest(Kind.RESET, "toy", drain=DrainSpec(DrainMode.FREEZE)))
+    assert [len(reading.tokens) for reading in readings] == said
+    await operate(OperationRequest(Kind.UNPAUSE, "toy"))
+    assert await ended(readings) == expected
+    readings = [Reading(inference, number, "gone") for number in range(COUNT)]
+    await until(lambda: _true(all(reading.tokens for reading in readings)), bool, 30)
+    assert await inference.abort_requests("toy", "gone-0") == 1
+    await asyncio.wait_for(readings[0].task, 10)
+    assert await inference.abort_requests("toy", None) >= 1
+    await asyncio.wait_for(asyncio.gather(*(reading.task for reading in readings)), 10)
+    assert {reading.events[-1].finish_reason for reading in readings} == {FinishReason.ABORT}
+
+
+async def _true(value: bool) -> bool:
+    return value
