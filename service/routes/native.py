@@ -12,6 +12,7 @@ from torpor.actors.messages import Kind, Operation
 from torpor.actors.ports import Control, NoLease
 from torpor.service.bodies import SleepBody, WakeBody, read_json, unknown_model
 from torpor.service.context import context_of
+from torpor.service.dialects.bodies import query_parameters
 from torpor.service.dialects.carrying import query_of
 from torpor.service.dialects.dialect import Dialect, dialect_of
 from torpor.service.dialects.mounts import mounted_model
@@ -25,7 +26,9 @@ from torpor.service.wire import model_json, operation_json
 router = APIRouter(tags=["native"])
 
 
-@router.post("/sleep", openapi_extra=json_body(SleepBody))
+@router.post(
+    "/sleep", openapi_extra=query_parameters("level", "mode", "tags", "model", "id") | json_body(SleepBody)
+)
 async def sleep(request: Request) -> Response:
     """Give memory back. `model` may be left out when there is one; several names or "*" fan out.
 
