@@ -13,6 +13,19 @@ import typer
 from torpor.service.app import service_version
 from torpor.service.cli import tables
 from torpor.service.cli.apply_command import Wishes, run_apply
+from torpor.service.cli.options import (
+    DryRun,
+    Json,
+    Model,
+    Tags,
+    Timeout,
+    TokenFile,
+    Url,
+    Verify,
+    Wait,
+    read_token,
+    tag_and_mode,
+)
 from torpor.service.cli.output import Output
 from torpor.service.cli.serve_command import run_serve
 from torpor.service.client.blocking import Client
@@ -39,29 +52,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-Url = Annotated[str, typer.Option("--url", envvar="TORPOR_URL", help="Where the service listens.")]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--token-file",
-        envvar="TORPOR_TOKEN_FILE",
-        help="A file with the access token alone. Default: the variable TORPOR_TOKEN.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Tags = Annotated[
-    list[str] | None, typer.Option("--tag", help="Only this tag; may be repeated. Default: all.")
-]
-Model = Annotated[str | None, typer.Argument(help="The model; may be left out when there is one.")]
-Timeout = Annotated[
-    float | None, typer.Option("--timeout", min=0.001, help="Seconds for preflight to stage.")
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
-Verify = Annotated[
-    bool | None,
-    typer.Option("--verify/--no-verify", help="Check by checksums what is kept. Default: as configured."),
-]
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the end, or only begin.")]
 
 
 @app.command()
@@ -69,7 +59,9 @@ def serve(
     config: Annotated[
         Path | None, typer.Option("--config", help="YAML file. Without one: the small default model.")
     ] = None,
-    host: Annotated[str | None, typer.Option("--host", help="Loopback address to listen on.")] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", help="Address to listen on; without tokens a loopback one.")
+    ] = None,
     port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="0 = any free one.")] = None,
     connect: Annotated[
         bool, typer.Option("--connect", help="Be a front end of a cluster that runs, and start no models.")
@@ -167,7 +159,7 @@ def sleep(
         )
         if value is not None
     }
-    modes = dict(_tag_and_mode(pair) for pair in restore) if restore else None
+    modes = dict(tag_and_mode(pair) for pair in restore) if restore else None
     with Client(url, token=read_token(token_file)) as client:
         record = client.sleep(
             model,
@@ -336,26 +328,6 @@ def doctor(json: Json = False) -> None:
 def version() -> None:
     """Print the version."""
     print(service_version())
-
-
-def read_token(file: Path | None) -> str | None:
-    """Of a file, for the arguments of a process are seen by everybody on its machine."""
-    if file is None:
-        return None
-    try:
-        return file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(
-            f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is no plain text'}",
-            param_hint="--token-file",
-        ) from None
-
-
-def _tag_and_mode(pair: str) -> tuple[str, str]:
-    tag, equals, mode = pair.partition("=")
-    if not (tag and equals and mode):
-        raise typer.BadParameter(f"{pair!r} is not TAG=MODE, such as kv_cache=pinned", param_hint="--restore")
-    return tag, mode
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
