@@ -101,6 +101,9 @@ Row stage(Ledger& self, const Plan& plan, double timeout_s) {
   Row row;
   row["seconds"] = report.seconds;
   row["moved_bytes"] = report.moved_bytes;
+  row["planning_s"] = report.parts.planning_s;
+  row["mapping_s"] = report.parts.mapping_s;
+  row["copying_s"] = report.parts.copying_s;
   row["digest"] = report.digest;
   row["evicted"] = as_dict(report.evicted);
   return row;
@@ -245,8 +248,8 @@ void bind_transaction(nb::class_<Ledger>& ledger) {
            "ContentsCorrupt, and the tag stays asleep (K13).\nRegions made with preserve_always "
            "are checked when they are immutable: others may be written to\nwhile they sleep.")
       .def("stage", &stage, "plan"_a, "timeout_s"_a,
-           "All that can fail or take long; {seconds, moved_bytes, digest, evicted}. On a throw everything "
-           "is as "
+           "All that can fail or take long; {seconds, moved_bytes, digest, evicted, planning_s, mapping_s, "
+           "copying_s}.\nThe last three tell the seconds of KV caches apart. On a throw everything is as "
            "before,\nbut for what is evicted already; `status` tells that.\n\nIt plans again first, so that "
            "the digest is that of the moment, after a drain; what "
            "has "

@@ -247,7 +247,8 @@ StageReport Ledger::stage(const Plan& plan, std::chrono::duration<double> timeou
   return {.seconds = seconds_since(start),
           .moved_bytes = context.moved_bytes,
           .digest = fresh.digest,
-          .evicted = note_evicted()};
+          .evicted = note_evicted(),
+          .parts = context.parts};
 }
 
 // A wake goes over all participants twice, so that the machine's memory is there before the device's is

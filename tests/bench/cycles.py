@@ -12,11 +12,15 @@ from torpor.native import Ledger
 
 
 class Timed(NamedTuple):
-    """Of one operation, preflight to publish: the stage's seconds, those of the whole, and the bytes moved."""
+    """Of one operation, preflight to publish: the stage's seconds, those of the whole, the bytes moved, and what of
+    the stage went into books, mapping, and copies (of KV caches)."""
 
     stage_s: float
     whole_s: float
     moved_bytes: int
+    planning_s: float
+    mapping_s: float
+    copying_s: float
 
 
 def operation(ledger: Ledger, kind: str, restore: Mapping[str, str]) -> Timed:
@@ -29,7 +33,9 @@ def operation(ledger: Ledger, kind: str, restore: Mapping[str, str]) -> Timed:
     stage_s = time.perf_counter() - began
     ledger.commit()
     ledger.publish()
-    return Timed(stage_s, time.perf_counter() - start, report["moved_bytes"])
+    whole_s = time.perf_counter() - start
+    parts = (report["planning_s"], report["mapping_s"], report["copying_s"])
+    return Timed(stage_s, whole_s, report["moved_bytes"], *parts)
 
 
 class Link:

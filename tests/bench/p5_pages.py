@@ -3,7 +3,9 @@
     python tests/bench/p5_pages.py --json FOLDER [--gib 8]
 
 Each row is a preserving sleep's or a wake's stage over that many live pages, in slots that are scattered by a seed:
-the bytes moved over the seconds that the stage took. "limit" copies as many bytes in one piece.
+the bytes moved over the seconds that the stage took. "limit" copies as many bytes in one piece. Of each stage's
+seconds the rows say what this thread spent on books, on mapping, and on starting copies and waiting for them: while
+it does the former two, copies of earlier pages are under way.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ REPEATS = 5
 PAGES_A_SEQUENCE = 1 << 15
 TOKENS_PER_BLOCK = 16
 KEPT = {"kv_cache": "pinned"}
+PARTS = ("stage_s", "planning_s", "mapping_s", "copying_s")
 
 
 def limit(result: Result, size_bytes: int) -> None:
@@ -56,15 +59,15 @@ def measure(result: Result, case: str, page_bytes: int, live_bytes: int, pool_by
     pages.normal_(generator=torch.Generator("cuda").manual_seed(7))
     before = [contents(pages, sequence) for sequence in sequences]
     for repeat in range(REPEATS + 1):
-        staged, whole, moved_bytes = operation(ledger, "sleep", KEPT)
-        back_staged, back_whole, back_bytes = operation(ledger, "wake", KEPT)
+        rows = {kind: operation(ledger, kind, KEPT) for kind in ("sleep", "wake")}
         if repeat == 0:
             continue  # makes the host memory
-        result.add("torpor", case, "d2h_gb_s", "GB/s", moved_bytes / staged / 1e9)
-        result.add("torpor", case, "h2d_gb_s", "GB/s", back_bytes / back_staged / 1e9)
-        result.add("torpor", case, "sleep_s", "s", whole)
-        result.add("torpor", case, "wake_s", "s", back_whole)
-    assert moved_bytes == back_bytes == count * page_bytes
+        for (kind, row), speed in zip(rows.items(), ("d2h_gb_s", "h2d_gb_s"), strict=True):
+            assert row.moved_bytes == count * page_bytes
+            result.add("torpor", case, speed, "GB/s", row.moved_bytes / row.stage_s / 1e9)
+            result.add("torpor", case, f"{kind}_s", "s", row.whole_s)
+            for part in PARTS:
+                result.add("torpor", case, f"{kind}_{part}", "s", getattr(row, part))
     for sequence, was in zip(sequences, before, strict=True):
         assert sequence.resume()
         assert contents(pages, sequence) == was

@@ -32,6 +32,7 @@ struct StageReport {
   std::size_t moved_bytes = 0;
   std::string digest;  // of what was really staged: a drain may have changed it since preflight
   Evicted evicted;     // already: what stays dropped when this stage is taken back
+  StageParts parts{};  // of seconds, as far as they are known apart
 };
 
 struct CommitReport {

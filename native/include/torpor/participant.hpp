@@ -111,6 +111,14 @@ void UndoStack::push(F put_back) {
 class HostPool;  // host_pool.hpp: bounded host memory kept between cycles
 class DiskFile;  // disk_file.hpp: room for what sleeps on a disk
 
+// Of a stage, where participants tell it apart: KV caches do. What a device does meanwhile is in none of
+// them.
+struct StageParts {
+  double planning_s = 0;  // books: which page gets which room, page tables
+  double mapping_s = 0;   // memory of the device
+  double copying_s = 0;   // copies put under way and waited for
+};
+
 struct StageContext {
   std::shared_ptr<Device> device;
   HostPool* host_pool = nullptr;
@@ -119,6 +127,7 @@ struct StageContext {
   // Sleep: record checksums of all that is preserved; a wake compares whatever was recorded (K13).
   bool verify = false;
   std::size_t moved_bytes = 0;  // participants add what they copied
+  StageParts parts{};
 };
 
 struct Usage {

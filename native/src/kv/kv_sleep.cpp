@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "stopwatch.hpp"
 #include "torpor/errors.hpp"
 #include "torpor/kv/kv_manager.hpp"
 
@@ -100,6 +101,7 @@ Evicted KvManager::evicted() const noexcept {
 void KvManager::stage_sleep(const Item& item, UndoStack& undo, StageContext& context) {
   std::vector<PageCache::Travellers> leaving(caches_.size());
   {
+    const Stopwatch planning(context.parts.planning_s);
     const std::lock_guard guard(mutex_);
     evicted_ = {};
     require_settled("sleep");
@@ -126,13 +128,18 @@ void KvManager::save(PageCache& cache, PageCache::Travellers& leaving, StageCont
   std::vector<Move> moves;
   while (!leaving.done()) {
     {
+      const Stopwatch planning(context.parts.planning_s);
       const std::lock_guard guard(mutex_);
       cache.save_next(leaving, cache.mover().flow_pages(), moves);
     }
     if (context.verify) sums_.record(cache.mover(), moves, limits);
+    const Stopwatch copying(context.parts.copying_s);
     flow.add(moves);
   }
-  context.moved_bytes += flow.finish();
+  {
+    const Stopwatch copying(context.parts.copying_s);
+    context.moved_bytes += flow.finish();
+  }
   if (!context.verify) return;
   for (const Tier tier : {Tier::disk, Tier::host}) sums_.record(cache.mover(), cache.resting(tier), limits);
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <deque>
 
+#include "stopwatch.hpp"
 #include "torpor/errors.hpp"
 #include "torpor/kv/kv_manager.hpp"
 #include "torpor/transfer.hpp"
@@ -73,12 +74,16 @@ void KvManager::restore(Tier tier, StageContext& context) {
   std::deque<Arriving> arriving;
   for (PageCache& cache : caches_) begin_restore(cache, tier, arriving.emplace_back(cache, context), context);
   if (tier == Tier::gpu) {
+    const Stopwatch planning(context.parts.planning_s);
     const std::lock_guard guard(mutex_);
     write_tables();
   }
   const kv::Limits limits{context.deadline, context.stop};
   for (Arriving& one : arriving) {
-    context.moved_bytes += one.flow.finish();
+    {
+      const Stopwatch copying(context.parts.copying_s);
+      context.moved_bytes += one.flow.finish();
+    }
     if (!sums_.recorded()) continue;
     if (sums_.same(one.cache.mover(), one.moves, limits) &&
         sums_.same(one.cache.mover(), one.cache.resting(tier), limits)) {
@@ -99,27 +104,37 @@ void KvManager::begin_restore(PageCache& cache, Tier tier, Arriving& arriving, S
   PageCache::Travellers returning;
   {
     const std::lock_guard guard(mutex_);
-    if (tier != Tier::gpu || zeroed) cache.map(tier);
+    if (tier != Tier::gpu || zeroed) {
+      const Stopwatch mapping(context.parts.mapping_s);
+      cache.map(tier);
+    }
+    const Stopwatch planning(context.parts.planning_s);
     returning = cache.plan_restore(tier);
   }
   if (zeroed) {
     zero_range(*device_, cache.gpu().base(), cache.gpu().size_bytes(), limits.deadline, limits.stop);
   }
+  const auto map_next = [&] {
+    const Stopwatch mapping(context.parts.mapping_s);
+    const std::lock_guard guard(mutex_);
+    return cache.map_next();
+  };
   PageCache::Restore todo;
   for (std::size_t windows = 0; !returning.done();) {
+    const bool has_time = arriving.flow.windows() > windows;
+    if (tier == Tier::gpu && (has_time || cache.gpu().ready_slots() == 0)) (void)map_next();
+    windows = arriving.flow.windows();
     {
+      const Stopwatch planning(context.parts.planning_s);
       const std::lock_guard guard(mutex_);
-      if (tier == Tier::gpu && arriving.flow.windows() > windows) (void)cache.map_next();
-      windows = arriving.flow.windows();
       cache.restore_next(returning, cache.mover().flow_pages(), todo);
     }
+    const Stopwatch copying(context.parts.copying_s);
     cache.mover().write_blank(todo.blanks, limits);
     arriving.flow.add(todo.moves);
     if (sums_.recorded()) arriving.moves.insert(arriving.moves.end(), todo.moves.begin(), todo.moves.end());
   }
-  if (tier != Tier::gpu) return;
-  const std::lock_guard guard(mutex_);
-  while (cache.map_next()) continue;
+  while (tier == Tier::gpu && map_next()) continue;
 }
 
 void KvManager::undo_wake() noexcept {

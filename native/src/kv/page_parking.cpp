@@ -151,13 +151,13 @@ void PageCache::restore_next(Travellers& returning, std::size_t limit, Restore& 
   todo.moves.clear();
   todo.blanks.clear();
   const bool gpu = returning.tier == Tier::gpu;
+  if (gpu) limit = std::min(limit, gpu_.ready_slots());
   const std::size_t end = std::min(returning.pages.size(), returning.next + limit);
   todo.moves.reserve(end - returning.next);
   for (; returning.next < end; ++returning.next) {
     prefetch(returning, end);
     Page& page = *returning.pages[returning.next];
     if (gpu) {
-      while (gpu_.ready_slots() == 0) (void)gpu_.map_next();
       page.slot = gpu_.take();
     } else {
       page.place = store(returning.tier)->take();

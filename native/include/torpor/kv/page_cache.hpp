@@ -145,9 +145,8 @@ class PageCache final {
     std::vector<Move> moves;
     std::vector<PageEnd> blanks;  // to be written anew
   };
-  // Gives the next ones, `limit` at most, a slot or place, and puts what is to be done into `todo`, instead
-  // of what was there. Maps more of the pool of slots where they are short; may throw; then whoever has got
-  // one keeps it.
+  // Gives the next ones, `limit` at most and of the GPU as many as there is memory for, a slot or place, and
+  // puts what is to be done into `todo`, instead of what was there.
   void restore_next(Travellers& returning, std::size_t limit, Restore& todo);
   // Of a cache whose pages a discard has left without contents: what plan_restore commits.
   [[nodiscard]] std::size_t bytes_to_remake(Tier tier) const noexcept;
