@@ -42,7 +42,7 @@ build() {
 }
 
 run_tests() {
-  part ctest 180 ctest --test-dir build/gpu --output-on-failure
+  part ctest 240 ctest --test-dir build/gpu -j 4 --output-on-failure
   part pytest 240 python3 -m pytest -q -c tests/gpu/pytest.ini -p no:cacheprovider --durations=8 tests/gpu
   picks walkthrough || return 0
   if python3 -c 'import ray, fastapi, structlog' && [[ -f ${TORPOR_DEFAULT_MODEL:-} ]]; then

@@ -19,6 +19,10 @@ using torpor::kv::Sequence;
 using torpor::kv::SequenceState;
 using torpor::kv::Token;
 
+// Of a page of attention: a token's row, and a state.
+inline const std::size_t row_bytes = kv_rig::page_bytes / block;
+inline const std::size_t state_bytes = kv_rig::page_bytes / 2;
+
 constexpr std::size_t window = 6;
 constexpr std::size_t sinks = 3;  // the first block
 
@@ -39,15 +43,16 @@ inline torpor::kv::Layout layout_of(const std::vector<LayerKind>& kinds) {
   using torpor::kv::DType;
   std::vector<torpor::kv::LayerSpec> layers;
   for (const LayerKind kind : kinds) {
-    if (kind == LayerKind::full) layers.push_back({.kind = kind, .buffers = {{"k", {512}, DType::float32}}});
+    if (kind == LayerKind::full)
+      layers.push_back({.kind = kind, .buffers = {{"k", {row_bytes / 4}, DType::float32}}});
     if (kind == LayerKind::window) {
       layers.push_back({.kind = kind,
                         .window_tokens = window,
                         .sink_tokens = sinks,
-                        .buffers = {{"k", {2, 256}, DType::float32}}});
+                        .buffers = {{"k", {2, row_bytes / 8}, DType::float32}}});
     }
     if (kind == LayerKind::state)
-      layers.push_back({.kind = kind, .buffers = {{"ssm", {1024}, DType::float32}}});
+      layers.push_back({.kind = kind, .buffers = {{"ssm", {state_bytes / 4}, DType::float32}}});
   }
   return {layers, block};
 }
@@ -61,27 +66,30 @@ struct Tracked {
 class Rig : public KvTransactions<Rig> {
  public:
   explicit Rig(const Options& options = {})
-      : scarce(std::make_shared<kv_rig::ScarceDevice>(
-            torpor::make_host_device(unique_name(), std::size_t{1} << 20, granule_bytes))),
+      : near(test_device::make(granule_bytes, 16, 1)),
+        memory(near),
+        scarce(std::make_shared<kv_rig::ScarceDevice>(near)),
         device(torpor::make_faulty_device(scarce)),
         ledger(std::make_unique<torpor::Ledger>(device, 0)) {
     torpor::kv::KvSpec spec;
     spec.layout = layout_of(options.kinds);
-    spec.gpu_bytes = options.gpu_slots * 8192;
-    spec.host_bytes = options.host_slots * 8192;
+    spec.gpu_bytes = options.gpu_slots * kv_rig::page_bytes;
+    spec.host_bytes = options.host_slots * kv_rig::page_bytes;
     spec.seed = 5;
     spec.max_utilisation = options.max_utilisation;
     spec.partial_blocks = options.partial_blocks;
     spec.event_count = options.event_count;
     spec.max_sequence_tokens = options.max_sequence_tokens;
     spec.sequence_tokens = options.sequence_tokens;
-    spec.disk_bytes = options.disk_slots * 8192;
+    spec.disk_bytes = options.disk_slots * kv_rig::page_bytes;
     if (options.disk_slots > 0) spec.disk_path = std::filesystem::temp_directory_path().string();
-    spec.cold_gpu_bytes = options.cold_gpu_slots * 8192;
+    spec.cold_gpu_bytes = options.cold_gpu_slots * kv_rig::page_bytes;
     kv = KvManager::make(device, ledger->host_pool(), std::move(spec));
     ledger->add(kv);
   }
 
+  std::shared_ptr<torpor::Device> near;  // past all wrappers
+  mutable test_device::Memory memory;
   std::shared_ptr<kv_rig::ScarceDevice> scarce;
   std::shared_ptr<torpor::FaultyDevice> device;
   std::unique_ptr<torpor::Ledger> ledger;
@@ -108,12 +116,12 @@ class Rig : public KvTransactions<Rig> {
     for (std::size_t index = 0; index < cycles(); ++index) {
       const auto table = one.handle->table(index);
       if (cycle(index).kind == LayerKind::state) {
-        write(index, table[0], 0, 4096, one, one.tokens.size());
+        write(index, table[0], 0, state_bytes, one, one.tokens.size());
         continue;
       }
       for (std::size_t at = before; at < one.tokens.size(); ++at) {
         const std::int32_t slot = table[static_cast<std::ptrdiff_t>(at / block)];
-        write(index, slot, at % block * 2048, 2048, one, at + 1);
+        write(index, slot, at % block * row_bytes, row_bytes, one, at + 1);
       }
     }
     one.handle->commit(tokens);
@@ -136,7 +144,7 @@ class Rig : public KvTransactions<Rig> {
       if (cycle(index).kind == LayerKind::state) {
         if (table[0] == no_slot) return false;
         if (one.tokens.empty() ? !zero(index, table[0])
-                               : !reads(index, table[0], 0, 4096, one, one.tokens.size()))
+                               : !reads(index, table[0], 0, state_bytes, one, one.tokens.size()))
           return false;
         continue;
       }
@@ -144,7 +152,7 @@ class Rig : public KvTransactions<Rig> {
         const std::int32_t slot = table[static_cast<std::ptrdiff_t>(at / block)];
         if (cycle(index).stale(at / block, one.tokens.size(), block)) {
           if (slot != no_slot) return false;
-        } else if (slot == no_slot || !reads(index, slot, at % block * 2048, 2048, one, at + 1)) {
+        } else if (slot == no_slot || !reads(index, slot, at % block * row_bytes, row_bytes, one, at + 1)) {
           return false;
         }
       }
@@ -163,37 +171,32 @@ class Rig : public KvTransactions<Rig> {
   }
 
  private:
-  static std::string unique_name() {
-    static std::atomic<int> count{0};
-    return "kv-hybrid-" + std::to_string(getpid()) + "-" + std::to_string(count++);
-  }
-  [[nodiscard]] std::uint64_t* words(std::size_t index, std::int32_t slot, std::size_t offset) const {
+  [[nodiscard]] Address address(std::size_t index, std::int32_t slot, std::size_t offset) const {
     const std::size_t layer = cycle(index).layers[0];
     CHECK(slot >= 0 && static_cast<std::size_t>(slot) < kv->slots(cycle(index).group));
     const std::string role = cycle(index).kind == LayerKind::state ? "ssm" : "k";
-    return reinterpret_cast<std::uint64_t*>(kv->address(layer, role) + offset +
-                                            static_cast<std::size_t>(slot) * cycle(index).page_bytes);
+    return kv->address(layer, role) + offset + static_cast<std::size_t>(slot) * cycle(index).page_bytes;
   }
   [[nodiscard]] static std::uint64_t pattern(std::size_t index, const Tracked& one, std::size_t tokens) {
     return kv_rig::pattern_of(one.scope, std::span(one.tokens).first(tokens)) + index;
   }
+  [[nodiscard]] static std::vector<std::uint64_t> words(std::size_t index, std::size_t bytes,
+                                                        const Tracked& one, std::size_t tokens) {
+    const std::uint64_t wanted = pattern(index, one, tokens);
+    std::vector<std::uint64_t> all(bytes / 8);
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = kv_rig::word_of(wanted, i);
+    return all;
+  }
   void write(std::size_t index, std::int32_t slot, std::size_t offset, std::size_t bytes, const Tracked& one,
              std::size_t tokens) {
-    std::uint64_t* at = words(index, slot, offset);
-    for (std::size_t i = 0; i < bytes / 8; ++i) at[i] = kv_rig::word_of(pattern(index, one, tokens), i);
+    memory.write(address(index, slot, offset), words(index, bytes, one, tokens).data(), bytes);
   }
   [[nodiscard]] bool reads(std::size_t index, std::int32_t slot, std::size_t offset, std::size_t bytes,
                            const Tracked& one, std::size_t tokens) const {
-    const std::uint64_t* at = words(index, slot, offset);
-    const std::uint64_t wanted = pattern(index, one, tokens);
-    for (std::size_t i = 0; i < bytes / 8; ++i) {
-      if (at[i] != kv_rig::word_of(wanted, i)) return false;
-    }
-    return true;
+    return memory.holds(address(index, slot, offset), words(index, bytes, one, tokens).data(), bytes);
   }
   [[nodiscard]] bool zero(std::size_t index, std::int32_t slot) const {
-    const std::uint64_t* at = words(index, slot, 0);
-    return std::all_of(at, at + cycle(index).page_bytes / 8, [](std::uint64_t word) { return word == 0; });
+    return memory.is_zero(address(index, slot, 0), cycle(index).page_bytes);
   }
 };
 

@@ -1,11 +1,9 @@
 // A small KV cache on a host device, and sequences whose pages carry contents that can be checked.
 //
-// A page of 8 KiB is 4 tokens; a granule of 64 KiB is 8 slots. Every page is filled with a pattern that
-// follows from the scope and all tokens up to its end, so that a page that is shared, moved or restored has
-// one right content.
+// A page of 8 KiB is 4 tokens; a granule of 64 KiB is 8 slots (on a GPU both are larger). Every page is
+// filled with a pattern that follows from the scope and all tokens up to its end, so that a page that is
+// shared, moved or restored has one right content.
 #pragma once
-
-#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
@@ -18,6 +16,7 @@
 #include "check.hpp"
 #include "kv_transactions.hpp"
 #include "passing_device.hpp"
+#include "test_device.hpp"
 #include "torpor/errors.hpp"
 #include "torpor/kv/kv_manager.hpp"
 #include "torpor/ledger.hpp"
@@ -33,12 +32,13 @@ using torpor::kv::SequenceState;
 using torpor::kv::Token;
 using Tokens = std::vector<Token>;
 
-inline torpor::kv::Layout small_layout() {
-  return torpor::kv::Layout::uniform(2, 2, 64, torpor::kv::DType::float32, 4);
-}
-constexpr std::size_t page_bytes = 8192;
+inline const std::size_t granule_bytes = test_device::granule_of(std::size_t{64} << 10);
+inline const std::size_t page_bytes = granule_bytes / 8;
 constexpr std::size_t block = 4;
-constexpr std::size_t granule_bytes = std::size_t{64} << 10;
+
+inline torpor::kv::Layout small_layout() {
+  return torpor::kv::Layout::uniform(2, 2, page_bytes / 128, torpor::kv::DType::float32, block);
+}
 
 // Passes everything on, with two differences: chunks of one granule, and as much host memory as it is told.
 class ScarceDevice final : public PassingDevice {
@@ -138,7 +138,7 @@ struct Options {
   std::size_t host_slots = 0;
   std::optional<std::uint64_t> seed{};
   std::size_t pool_bytes = 0;  // host memory kept between cycles
-  std::size_t device_bytes = std::size_t{1} << 20;
+  std::size_t device_bytes = 16 * granule_bytes;
   std::size_t disk_slots = 0;
   std::size_t disk_limit_bytes = SIZE_MAX;  // of the disk itself
   std::size_t cold_gpu_slots = 0;
@@ -149,8 +149,9 @@ struct Options {
 class Rig : public KvTransactions<Rig> {
  public:
   explicit Rig(const Options& options = {})
-      : scarce(std::make_shared<ScarceDevice>(
-            torpor::make_host_device(unique_name(), options.device_bytes, granule_bytes))),
+      : near(test_device::make(granule_bytes, options.device_bytes / granule_bytes, 1)),
+        memory(near),
+        scarce(std::make_shared<ScarceDevice>(near)),
         device(torpor::make_faulty_device(scarce)),
         disk(std::make_shared<CountedDisk>(device, options.disk_limit_bytes)),
         ledger(std::make_unique<torpor::Ledger>(
@@ -179,6 +180,8 @@ class Rig : public KvTransactions<Rig> {
     return made;
   }
 
+  std::shared_ptr<torpor::Device> near;  // past all wrappers
+  mutable test_device::Memory memory;
   std::shared_ptr<ScarceDevice> scarce;
   std::shared_ptr<torpor::FaultyDevice> device;
   std::shared_ptr<CountedDisk> disk;
@@ -230,20 +233,13 @@ class Rig : public KvTransactions<Rig> {
   [[nodiscard]] bool all_zero(const Tracked& one) const {
     const auto table = one.handle->table();
     for (std::size_t b = 0; b * block < one.tokens.size(); ++b) {
-      const auto* bytes =
-          reinterpret_cast<const unsigned char*>(slot_address(table[static_cast<std::ptrdiff_t>(b)]));
-      for (std::size_t i = 0; i < page_bytes; ++i) {
-        if (bytes[i] != 0) return false;
-      }
+      const Address at = slot_address(table[static_cast<std::ptrdiff_t>(b)]);
+      if (!memory.is_zero(at, page_bytes)) return false;
     }
     return true;
   }
 
  private:
-  static std::string unique_name() {
-    static std::atomic<int> count{0};
-    return "kv-test-" + std::to_string(getpid()) + "-" + std::to_string(count++);
-  }
   [[nodiscard]] static std::uint64_t pattern(const Tracked& one, std::size_t b) {
     return pattern_of(one.scope, std::span(one.tokens).first(std::min((b + 1) * block, one.tokens.size())));
   }
@@ -251,16 +247,16 @@ class Rig : public KvTransactions<Rig> {
     CHECK(slot >= 0 && static_cast<std::size_t>(slot) < kv->slots());
     return kv->address(0, "k") + static_cast<std::size_t>(slot) * page_bytes;
   }
+  [[nodiscard]] static std::vector<std::uint64_t> words_of(std::uint64_t pattern) {
+    std::vector<std::uint64_t> words(page_bytes / 8);
+    for (std::size_t i = 0; i < words.size(); ++i) words[i] = word_of(pattern, i);
+    return words;
+  }
   void write(std::int32_t slot, std::uint64_t pattern) {
-    auto* words = reinterpret_cast<std::uint64_t*>(slot_address(slot));
-    for (std::size_t i = 0; i < page_bytes / 8; ++i) words[i] = word_of(pattern, i);
+    memory.write(slot_address(slot), words_of(pattern).data(), page_bytes);
   }
   [[nodiscard]] bool reads(std::int32_t slot, std::uint64_t pattern) const {
-    const auto* words = reinterpret_cast<const std::uint64_t*>(slot_address(slot));
-    for (std::size_t i = 0; i < page_bytes / 8; ++i) {
-      if (words[i] != word_of(pattern, i)) return false;
-    }
-    return true;
+    return memory.holds(slot_address(slot), words_of(pattern).data(), page_bytes);
   }
 };
 

@@ -5,7 +5,7 @@
 
 namespace kv_rig {
 
-constexpr std::size_t pool_bytes = 8 * page_bytes;
+inline const std::size_t pool_bytes = 8 * page_bytes;
 
 // An active sequence, a suspended one, a prefix on the GPU, and two pages of the suspended one on the host.
 struct World {

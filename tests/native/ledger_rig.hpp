@@ -1,8 +1,6 @@
 // A ledger over a small faulty host device, with regions whose contents are known.
 #pragma once
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -13,6 +11,7 @@
 
 #include "check.hpp"
 #include "disk_rig.hpp"
+#include "test_device.hpp"
 #include "torpor/device.hpp"
 #include "torpor/errors.hpp"
 #include "torpor/ledger.hpp"
@@ -20,39 +19,27 @@
 namespace rig {
 
 using namespace torpor;
+using test_device::fresh_name;
 
-constexpr std::size_t grain = std::size_t{16} << 10;
-constexpr std::size_t chunk = 32 * grain;  // what the host device maps at once
-constexpr std::size_t capacity = 16 * chunk;
+inline const std::size_t grain = test_device::granule_of(std::size_t{16} << 10);
+// What the device maps at once: as the host device has it, or as little as still is a chunk.
+inline const std::size_t chunk_grains = test_device::where() == test_device::Where::host ? 32 : 2;
+inline const std::size_t chunk = chunk_grains * grain;
+inline const std::size_t capacity = 16 * chunk;
 constexpr std::size_t disk_limit = std::size_t{256} << 20;
 constexpr std::chrono::seconds patience{20};
 using Modes = std::map<std::string, RestoreMode>;
-
-inline std::string fresh_name() {
-  static int number = 0;
-  return "ledger-test-" + std::to_string(getpid()) + "-" + std::to_string(++number);
-}
 
 inline std::uint8_t expected_byte(std::size_t at, int seed) {
   return static_cast<std::uint8_t>((at * 31 + at / 257 + static_cast<std::size_t>(seed) * 97) % 251 + 1);
 }
 
-inline void write(const Region& region, int seed) {
-  auto* bytes = reinterpret_cast<std::uint8_t*>(region.address());
-  for (std::size_t i = 0; i < region.size_bytes(); ++i) bytes[i] = expected_byte(i, seed);
-}
-
-inline bool holds(const Region& region, int seed) {
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(region.address());
-  for (std::size_t i = 0; i < region.size_bytes(); ++i) {
-    if (bytes[i] != expected_byte(i, seed)) return false;
-  }
-  return true;
-}
-
-inline bool is_zero(const Region& region) {
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(region.address());
-  return std::all_of(bytes, bytes + region.size_bytes(), [](std::uint8_t byte) { return byte == 0; });
+// Made once for each size and seed.
+inline const std::vector<std::uint8_t>& expected_bytes(std::size_t size_bytes, int seed) {
+  static std::map<std::pair<std::size_t, int>, std::vector<std::uint8_t>> known;
+  std::vector<std::uint8_t>& bytes = known[{size_bytes, seed}];
+  for (std::size_t at = bytes.size(); at < size_bytes; ++at) bytes.push_back(expected_byte(at, seed));
+  return bytes;
 }
 
 // Waits until the device has been asked for that call (since fail_at): then a delayed one is under way.
@@ -68,7 +55,8 @@ inline void until_called(const FaultyDevice& device, const std::string& call) {
 
 struct Rig {
   explicit Rig(std::size_t host_pool_bytes = 0, std::size_t capacity_bytes = capacity)
-      : host(make_host_device(fresh_name(), capacity_bytes, grain)),
+      : host(test_device::make(grain, capacity_bytes / grain, chunk_grains)),
+        memory(host),
         faulty(make_faulty_device(host)),
         disk(std::make_shared<FaultyDisk>(disk_folder(), disk_limit)),
         ledger(std::make_unique<Ledger>(
@@ -80,6 +68,16 @@ struct Rig {
     regions.push_back(ledger->create_region(std::move(more)));
     write(*regions.back(), static_cast<int>(regions.size()));
     return regions.back();
+  }
+  void write(const Region& region, int seed) const {
+    memory.write(region.address(), expected_bytes(region.size_bytes(), seed).data(), region.size_bytes());
+  }
+  [[nodiscard]] bool holds(const Region& region, int seed) const {
+    return memory.holds(region.address(), expected_bytes(region.size_bytes(), seed).data(),
+                        region.size_bytes());
+  }
+  [[nodiscard]] bool is_zero(const Region& region) const {
+    return memory.is_zero(region.address(), region.size_bytes());
   }
   // Region i was written with seed i + 1.
   [[nodiscard]] bool all_hold() const {
@@ -125,7 +123,8 @@ struct Rig {
   }
   [[nodiscard]] LedgerPhase phase() const { return ledger->status().phase; }
 
-  std::shared_ptr<Device> host;
+  std::shared_ptr<Device> host;  // what the faulty one wraps
+  mutable test_device::Memory memory;
   std::shared_ptr<FaultyDevice> faulty;
   std::shared_ptr<FaultyDisk> disk;
   std::unique_ptr<Ledger> ledger;

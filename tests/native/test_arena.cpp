@@ -27,7 +27,7 @@ void fill(const Block& block) {
   for (std::size_t i = 0; i < block.size_bytes; ++i) bytes[i] = expected_byte(i, block.seed);
 }
 
-bool holds(const Block& block) {
+bool block_holds(const Block& block) {
   const auto* bytes = reinterpret_cast<const std::uint8_t*>(block.at);
   for (std::size_t i = 0; i < block.size_bytes; ++i) {
     if (bytes[i] != expected_byte(i, block.seed)) return false;
@@ -51,7 +51,7 @@ struct ArenaRig : Rig {
     fill(blocks.back());
     return blocks.back();
   }
-  [[nodiscard]] bool blocks_hold() const { return std::ranges::all_of(blocks, holds); }
+  [[nodiscard]] bool blocks_hold() const { return std::ranges::all_of(blocks, block_holds); }
 
   std::shared_ptr<Arena> arena;
   std::vector<Block> blocks;
@@ -117,7 +117,7 @@ CASE("any sequence of blocks keeps what they hold, and memory is what the books 
       fill(rig.blocks.back());
     } else {
       const auto one = rig.blocks.begin() + std::rand() % static_cast<int>(rig.blocks.size());
-      CHECK(holds(*one));
+      CHECK(block_holds(*one));
       rig.arena->free(one->at);
       rig.blocks.erase(one);
     }
@@ -168,7 +168,7 @@ CASE(
     if (preserves(mode)) CHECK(rig.blocks_hold());
     if (mode == RestoreMode::memset) CHECK(std::ranges::all_of(rig.blocks, zero));
     rig.block(2 * grain);
-    CHECK(holds(rig.blocks.back()));
+    CHECK(block_holds(rig.blocks.back()));
   }
 }
 

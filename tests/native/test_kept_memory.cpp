@@ -61,12 +61,12 @@ CASE("only immutable regions that a sleep would preserve get a backup, and only 
   (void)rig.region("too large", 3 * chunk, {.immutable = true});
   const auto fits = rig.region("weights", chunk, {.immutable = true});
   CHECK(rig.ledger->prefill_backups(patience) == chunk && rig.host_bytes() == chunk);
-  write(*fits, 8);
+  rig.write(*fits, 8);
   fits->contents_changed();
   CHECK(rig.host_bytes() == 0 && rig.ledger->host_pool()->retained_bytes() == 0);
   (void)rig.sleep();
   (void)rig.wake();
-  CHECK(holds(*fits, 8));
+  CHECK(rig.holds(*fits, 8));
 }
 
 CASE("any device call of a backup may fail: the region is as before, and the next sleep is right (M3)") {
@@ -138,7 +138,7 @@ CASE("a sleep waits for work of another thread that holds an event, and nothing 
     const auto end = Clock::now() + std::chrono::milliseconds(200);
     auto* bytes = reinterpret_cast<volatile std::uint8_t*>(region->address());
     while (Clock::now() < end) bytes[7] = bytes[7];  // would fault if it were unmapped
-    write(*region, 5);
+    rig.write(*region, 5);
     done = true;
   });
   while (!holding) std::this_thread::yield();
@@ -147,7 +147,7 @@ CASE("a sleep waits for work of another thread that holds an event, and nothing 
   worker.join();
   (void)rig.finish();
   (void)rig.wake();
-  CHECK(holds(*region, 5));  // what the work wrote was saved, not what was there before
+  CHECK(rig.holds(*region, 5));  // what the work wrote was saved, not what was there before
 }
 
 CASE("past its deadline the sleep is refused as busy, and all is as before (M5, F16)") {

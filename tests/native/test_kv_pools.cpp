@@ -13,7 +13,7 @@ using torpor::RestoreMode;
 
 namespace {
 
-constexpr std::size_t granule_slots = granule_bytes / page_bytes;
+const std::size_t granule_slots = granule_bytes / page_bytes;
 
 std::size_t bytes_of(std::size_t slots) {
   return slots * page_bytes;

@@ -108,8 +108,7 @@ CASE("a memset wake leaves no old byte in any slot (S4)") {
   Rig& rig = *world.rig;
   rig.sleep(RestoreMode::memset);
   rig.wake();
-  const auto* bytes = reinterpret_cast<const unsigned char*>(rig.kv->address(0, "k"));
-  CHECK(std::all_of(bytes, bytes + pool_bytes, [](unsigned char byte) { return byte == 0; }));
+  CHECK(rig.memory.is_zero(rig.kv->address(0, "k"), pool_bytes));
 }
 
 CASE("a sequence that went through a discard goes on, and its blocks never become prefixes (F11)") {

@@ -44,7 +44,7 @@ Pair two_asleep(RestoreMode mode, const Options& options) {
   return pair;
 }
 
-constexpr std::size_t device_bytes = std::size_t{1} << 20;
+const std::size_t device_bytes = 16 * granule_bytes;
 
 void all_asleep(const Pair& pair) {
   const Rig& rig = *pair.rig;
@@ -141,16 +141,21 @@ CASE("a wake without the host memory for pages made anew takes nothing at all, a
 
 CASE("a wake of much maps memory while pages are under way; a fault in the last of it takes all back (M3)") {
   constexpr std::size_t mib = std::size_t{1} << 20;
+  constexpr std::size_t blocks = 16;
   Rig rig({.gpu_slots = 84 * mib / page_bytes, .seed = 2, .device_bytes = 88 * mib});
   std::vector<Tracked> all;
-  for (int i = 0; i < 36; ++i) {  // 72 MiB: more than one window
-    all.push_back(rig.started(std::to_string(i), tokens_from(i, 4 * 256)));
+  while (all.size() * blocks * page_bytes < 72 * mib) {  // more than one window
+    const auto number = static_cast<Token>(all.size());
+    all.push_back(rig.started(std::to_string(number), tokens_from(number, blocks * block)));
   }
   rig.sleep(RestoreMode::pinned);
   const std::size_t free_asleep = rig.free_bytes();
   const auto plan = rig.plan(Action::wake);
   rig.device->fail_at(0);
-  rig.stage(plan);
+  const torpor::StageReport report = rig.ledger->stage(plan, std::chrono::seconds(20));
+  const auto& [planning_s, mapping_s, copying_s] = report.parts;
+  CHECK(planning_s > 0 && mapping_s > 0 && copying_s > 0);
+  CHECK(planning_s + mapping_s + copying_s < report.seconds);
   const std::vector<std::string> calls = rig.device->log();
   const auto first_copy = std::ranges::find(calls, "copy") - calls.begin();
   const auto last_map = std::ranges::find(calls.rbegin(), calls.rend(), "map_range").base() - calls.begin();

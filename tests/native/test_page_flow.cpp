@@ -1,11 +1,10 @@
 // Pages on their way while the next ones are planned: windows of copies, slots as their memory comes, and the
 // order of pages by where they lie.
-#include <unistd.h>
-
 #include <random>
 
 #include "check.hpp"
 #include "passing_device.hpp"
+#include "test_device.hpp"
 #include "torpor/errors.hpp"
 #include "torpor/kv/gpu_pool.hpp"
 #include "torpor/kv/page_mover.hpp"
@@ -18,6 +17,7 @@ using kv::Page;
 using kv::PageMover;
 using kv::PageOrder;
 using kv::Tier;
+using test_device::fresh_name;
 
 namespace {
 
@@ -25,11 +25,6 @@ constexpr Address gpu = Address{1} << 44;
 constexpr Address host = Address{1} << 40;
 constexpr std::size_t mib = std::size_t{1} << 20;
 constexpr std::size_t granule = std::size_t{64} << 10;
-
-std::string fresh_name() {
-  static int count = 0;
-  return "flow-" + std::to_string(getpid()) + "-" + std::to_string(count++);
-}
 
 // Writes down what it is asked for, and copies nothing: addresses may be any. It never catches up by itself:
 // what is not waited for is under way.

@@ -6,7 +6,7 @@ using namespace rig;
 
 namespace {
 
-constexpr std::size_t piece = 4 * grain;
+const std::size_t piece = 4 * grain;
 
 struct Made {
   explicit Made(std::size_t total_bytes)

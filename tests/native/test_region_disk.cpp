@@ -21,7 +21,7 @@ CASE("a region's bytes come back from the disk to the same address, and no host 
   CHECK(rig.finish().freed_bytes == 2 * chunk + grain);
   CHECK(rig.host_bytes() == 0 && rig.disk_bytes() == plan.disk_bytes);
   CHECK(rig.disk->allocated_bytes() >= plan.disk_bytes);  // as the file system counts
-  CHECK(process::faults(address) && rig.free_bytes() == capacity);
+  CHECK(test_device::is_bare(address) && rig.free_bytes() == capacity);
   (void)rig.wake();
   CHECK(region->address() == address && rig.all_hold());
   CHECK(rig.disk_bytes() == 0 && rig.disk->allocated_bytes() == 0);
@@ -93,7 +93,7 @@ CASE("any read or write of the disk may fail: before the decision nothing has ch
     rig.disk->fail_at(k);
     CHECK_THROWS(DeviceError, rig.stage(Action::wake));
     CHECK(rig.disk->used_bytes() == kept && rig.free_bytes() == capacity);
-    CHECK(process::faults(rig.regions[0]->address()));
+    CHECK(test_device::is_bare(rig.regions[0]->address()));
   }
   rig.disk->fail_at(0);
   (void)rig.wake();
@@ -109,7 +109,7 @@ CASE("a weaker mode for what sleeps on a disk drops the file's room at commit, n
   (void)rig.finish();
   CHECK(rig.disk->allocated_bytes() == 0);
   (void)rig.wake();
-  CHECK(is_zero(*region));
+  CHECK(rig.is_zero(*region));
 }
 
 CASE("an immutable region is written to the disk once, and a host mode saves it anew (M9)") {
@@ -140,7 +140,7 @@ CASE("zero_on_wake reads zero after a wake from none, and keeps what is preserve
   rig.faulty->fail_at(0);
   (void)rig.sleep({{"workspace", RestoreMode::none}});
   (void)rig.wake();
-  CHECK(is_zero(*region));
+  CHECK(rig.is_zero(*region));
   const std::vector<std::string> log = rig.faulty->log();
   CHECK(std::count(log.begin(), log.end(), "fill") ==
         1);  // fresh host pages are zero anyway: a GPU's are not

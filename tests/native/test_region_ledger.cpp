@@ -31,12 +31,12 @@ CASE("preserving modes bring every byte back to the same address, memset brings 
     CHECK(slept.freed_bytes == 2 * chunk + grain);
     CHECK(rig.free_bytes() == capacity);
     CHECK(rig.host_bytes() == (preserves(mode) ? 2 * chunk + 5 : 0));
-    CHECK(process::faults(address));
+    CHECK(test_device::is_bare(address));
     const CommitReport woken = rig.wake();
     CHECK(woken.device_bytes == 2 * chunk + grain && woken.freed_bytes == 0);
     CHECK(region->address() == address);
     CHECK(rig.host_bytes() == 0);
-    CHECK(preserves(mode) ? rig.all_hold() : is_zero(*region));
+    CHECK(preserves(mode) ? rig.all_hold() : rig.is_zero(*region));
   }
 }
 
@@ -51,11 +51,11 @@ CASE("a staged sleep is still whole: contents, memory, and an abort forgets it")
   CHECK(rig.host_bytes() == chunk);
   rig.ledger->abort();
   CHECK(rig.phase() == LedgerPhase::idle && rig.host_bytes() == 0);
-  rig.ledger->abort();  // nothing to do
-  write(*region, 7);    // changed after the abort: a later sleep must not use the old copy
+  rig.ledger->abort();    // nothing to do
+  rig.write(*region, 7);  // changed after the abort: a later sleep must not use the old copy
   (void)rig.sleep();
   (void)rig.wake();
-  CHECK(holds(*region, 7));
+  CHECK(rig.holds(*region, 7));
 }
 
 CASE("an aborted wake leaves it asleep with its copy, and a later one is right (F26)") {
@@ -65,7 +65,7 @@ CASE("an aborted wake leaves it asleep with its copy, and a later one is right (
   (void)rig.stage(Action::wake);
   CHECK(region->parked());
   rig.ledger->abort();
-  CHECK(rig.free_bytes() == capacity && process::faults(region->address()));
+  CHECK(rig.free_bytes() == capacity && test_device::is_bare(region->address()));
   (void)rig.wake();
   CHECK(rig.all_hold());
 }
@@ -101,7 +101,7 @@ CASE("a weaker mode for what sleeps drops the copy at commit, not before (C1)") 
   const Item stronger = item_of(rig.plan(Action::sleep, {{"weights", RestoreMode::cpu}}), "weights");
   CHECK(stronger.noop && stronger.mode == RestoreMode::memset && stronger.keep_bytes == 0);
   (void)rig.wake();
-  CHECK(is_zero(*region));
+  CHECK(rig.is_zero(*region));
 }
 
 CASE("further tags sleep while some do, and a part wakes while the rest sleeps (C2, C3)") {
@@ -139,7 +139,7 @@ CASE("a preserve_always region stays mapped and is residual in every mode (S3, F
     CHECK(rig.sleep({{"scales", mode}, {"weights", RestoreMode::cpu}}).freed_bytes == chunk);
     CHECK(rig.free_bytes() == capacity - grain);
     CHECK(usage_of(rig, "scales").residual_bytes == grain && usage_of(rig, "weights").residual_bytes == 0);
-    CHECK(holds(*scales, 1));
+    CHECK(rig.holds(*scales, 1));
     (void)rig.sleep({{"scales", RestoreMode::none}}, {"scales"});
     (void)rig.wake();
     CHECK(rig.all_hold() && usage_of(rig, "scales").residual_bytes == 0);
@@ -225,13 +225,13 @@ CASE("a change to an immutable region is saved again once it is told (M9)") {
   CHECK_THROWS(Misuse, weights->contents_changed());
   (void)rig.wake();
   CHECK(rig.host_bytes() == chunk);
-  write(*weights, 9);
+  rig.write(*weights, 9);
   weights->contents_changed();
   CHECK(rig.host_bytes() == 0 && rig.ledger->host_pool()->retained_bytes() == 0);
   CHECK(rig.stage(Action::sleep).moved_bytes == chunk);
   (void)rig.finish();
   (void)rig.wake();
-  CHECK(holds(*weights, 9));
+  CHECK(rig.holds(*weights, 9));
 }
 
 CASE("a discarding sleep drops a retained backup as well (K1 for regions)") {
@@ -243,7 +243,7 @@ CASE("a discarding sleep drops a retained backup as well (K1 for regions)") {
   (void)rig.sleep({{"weights", RestoreMode::memset}});
   CHECK(rig.host_bytes() == 0 && rig.ledger->host_pool()->retained_bytes() == 0);
   (void)rig.wake();
-  CHECK(is_zero(*weights));
+  CHECK(rig.is_zero(*weights));
 }
 
 CASE("a hundred cycles leave files, mappings and memory where they were (M2, F17, F18)") {

@@ -66,7 +66,7 @@ CASE("a flipped byte of a saved copy fails the wake, names the tag, and the mode
       for (int attempt = 0; attempt < 2; ++attempt) {
         CHECK(corrupt_tag(rig) == (broken == 1 ? "weights" : "workspace"));
         CHECK(rig.phase() == LedgerPhase::idle && !rig.ledger->status().mutated);
-        CHECK(rig.free_bytes() == capacity && process::faults(rig.regions[0]->address()));
+        CHECK(rig.free_bytes() == capacity && test_device::is_bare(rig.regions[0]->address()));
         CHECK(rig.host_bytes() + rig.disk_bytes() == kept && rig.ledger->parked_tags().size() == 2);
       }
       // The way out that the message names.
@@ -87,8 +87,7 @@ CASE(
     const auto weights = rig.region("weights", chunk);
     rig.verify = true;
     (void)rig.sleep();
-    auto* bytes = reinterpret_cast<std::uint8_t*>(scales->address());
-    bytes[99] ^= 1U;
+    rig.memory.flip(scales->address() + 99, 1);
     if (immutable) {
       CHECK(corrupt_tag(rig) == "scales" && rig.ledger->parked_tags().size() == 2);
       CHECK(rig.free_bytes() == capacity - grain);  // weights stay asleep, and scales where they were
@@ -97,7 +96,7 @@ CASE(
       (void)rig.sleep({{"scales", RestoreMode::none}});
     }
     (void)rig.wake();
-    bytes[99] ^= 1U;
+    rig.memory.flip(scales->address() + 99, 1);
     CHECK(rig.ledger->parked_tags().empty() && rig.all_hold());
     rig.verify = true;
     (void)rig.sleep();
@@ -134,7 +133,7 @@ CASE("a wake that is to be verified is refused by name where no checksums were r
   (void)rig.wake({"workspace"});  // nothing was preserved there: nothing to compare
   rig.verify = false;
   (void)rig.wake();
-  CHECK(holds(*rig.regions[0], 1));
+  CHECK(rig.holds(*rig.regions[0], 1));
 }
 
 CASE("a backup that no longer holds the region's bytes is not trusted with verify on (K13, M9)") {
@@ -145,12 +144,12 @@ CASE("a backup that no longer holds the region's bytes is not trusted with verif
   (void)rig.wake();
   CHECK(rig.stage(Action::sleep).moved_bytes == 0);  // the same bytes: saved once
   rig.ledger->abort();
-  write(*weights, 9);  // and nobody called contents_changed
+  rig.write(*weights, 9);  // and nobody called contents_changed
   CHECK(rig.stage(Action::sleep).moved_bytes == chunk);
   (void)rig.finish();
   CHECK(rig.host_bytes() == chunk && rig.ledger->host_pool()->retained_bytes() == 0);
   (void)rig.wake();
-  CHECK(holds(*weights, 9));
+  CHECK(rig.holds(*weights, 9));
 }
 
 CASE("a participant that cannot take checksums is refused by name, not skipped (K13)") {
