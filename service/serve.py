@@ -244,6 +244,8 @@ async def _serve(
         log_config=None,
         access_log=False,
         lifespan="on",
+        proxy_headers=bool(settings.http.trusted_proxies),
+        forwarded_allow_ips=list(settings.http.trusted_proxies),
         timeout_graceful_shutdown=math.ceil(times.drain_s + TOLD_S),
     )
     server = _Server(options)

@@ -5,6 +5,7 @@ Reading files and the environment is settings_load.py; keys of later versions ar
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -138,8 +139,30 @@ class DeadlineSettings(_Section):
 
 
 class HttpSettings(_Section):
+    """trusted_proxies: addresses or networks whose X-Forwarded-For says where a request is from; of others it is not
+    believed, for it decides who comes too often, and stands in the audit.
+    """
+
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8700  # 0 = any free one
+    trusted_proxies: tuple[str, ...] = ()
+
+    @field_validator("trusted_proxies", mode="before")
+    @classmethod
+    def _list_is_fine(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, proxies: tuple[str, ...]) -> tuple[str, ...]:
+        for proxy in proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError:
+                raise ValueError(
+                    f"{proxy!r} is no address or network, such as 10.0.0.7 or 10.0.0.0/8"
+                ) from None
+        return proxies
 
 
 class AuthSettings(_Section):

@@ -30,7 +30,7 @@ device: {kind: host, host_capacity: 1GB, name: lab}
 node: {host_bytes: 3GiB, disk_bytes: null, disk_path: null}
 host_pool: {bytes: 8MiB, prefill: false}
 deadlines: {drain_s: 500ms, stage_s: 2m, stage_bytes_per_s: 1GB, commit_s: 10}
-http: {host: "::1", port: 9000}
+http: {host: "::1", port: 9000, trusted_proxies: [10.0.0.0/8, 10.9.0.1]}
 auth: {tokens_file: null}
 weights_roots: []
 journal: {path: /var/lib/torpor/journal.db}
@@ -81,6 +81,7 @@ def test_every_key_of_a_file_reaches_the_cluster_config(tmp_path: Path) -> None:
     assert config.journal_path == "/var/lib/torpor/journal.db"
     assert (settings.ray.address, config.namespace) == ("10.0.0.7:6379", "lab")
     assert (settings.http.host, settings.http.port) == ("::1", 9000)
+    assert settings.http.trusted_proxies == ("10.0.0.0/8", "10.9.0.1")
 
 
 @pytest.mark.parametrize(
@@ -159,6 +160,7 @@ BAD = [
     (ONE_MODEL + "http: {host: 0.0.0.0}\nauth: {tokens_file: null}\n", "http.host", "set auth.tokens_file"),
     (ONE_MODEL + "http: {host: 0.0.0.0}\nauth: {tokens_file: ''}\n", "auth.tokens_file", "at least 1"),
     (ONE_MODEL + "auth: {token_file: a}\n", "auth.token_file", "no such key"),
+    (ONE_MODEL + "http: {trusted_proxies: [lb.local]}\n", "http.trusted_proxies", "10.0.0.0/8"),
     (ONE_MODEL + "http: {host: example.org}\n", "http.host", "loopback"),
     ("models: [{name: a, gpus_per_rank: 2}]\n", "models.0.gpus_per_rank", "less than or equal to 1"),
     ("models: [{name: a, placement: {bundles: [0]}}]\n", "models.0", "name the group that lends them"),
