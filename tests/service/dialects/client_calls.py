@@ -169,7 +169,7 @@ TENSORRT_LLM = (
     get("/memory_status", body={"parked_tags": [], "state": "awake"}),
 )
 
-CLIENTS: Mapping[str, Sequence[Step]] = {
+CLIENTS: Mapping[str, tuple[Step, ...]] = {
     "verl on SGLang": VERL_SGLANG,
     "verl on vLLM": VERL_VLLM,
     "OpenRLHF": OPENRLHF,

@@ -189,7 +189,7 @@ queries = st.dictionaries(
 trees = st.none() | st.dictionaries(words, values, max_size=5)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(queries, trees, st.sampled_from(list(Dialect)))
 def test_whatever_is_sent_is_understood_or_refused_by_a_problem(
     query: dict[str, list[str]], tree: dict[str, Any] | None, otherwise: Dialect
@@ -209,7 +209,7 @@ def test_whatever_is_sent_is_understood_or_refused_by_a_problem(
         assert wish.tags is None or wish.tags
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.none() | st.lists(st.text(max_size=8), max_size=4), values)
 def test_tags_are_a_list_of_names_or_a_problem(in_query: list[str] | None, in_body: Any) -> None:
     try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import httpx
 import pytest
-from service_rig import Rig
+from service_rig import Rig, make_rig
 
 from torpor.actors.coordinator.memory import Fault
 from torpor.actors.messages import RestoreMode
@@ -314,3 +315,19 @@ async def test_requests_are_aborted_by_the_id_of_their_answer_or_all_and_keep_wh
         assert (await task).json()["choices"][0]["finish_reason"] == "abort"
     assert (await http.post("/m/chat/abort_request", json={})).status_code == 422
     assert wide_rig.rank().gate.open
+
+
+async def test_a_mount_asks_for_the_role_that_the_call_itself_wants(tmp_path: Path) -> None:
+    """Also with a slash at its end: neither way round the guard leads past it."""
+    tokens = "looks viewer viewer-token-0123456789\nruns operator operator-token-0123456789\n"
+    async with make_rig(tmp_path, {"chat": 1}, tokens=tokens) as rig:
+        looks = {"Authorization": "Bearer viewer-token-0123456789"}
+        runs = {"Authorization": "Bearer operator-token-0123456789"}
+        for path in ("/m/chat/sleep?level=1", "/m/chat/sleep/?level=1", "/m/chat/flush_cache/"):
+            assert (await rig.http.post(path)).status_code == 401
+            assert (await rig.http.post(path, headers=looks)).status_code == 403
+            assert (await rig.http.post("/m/m/chat" + path, headers=runs)).status_code == 404
+            assert rig.rank().gate.open
+        assert (await rig.http.get("/m/chat/is_sleeping/", headers=looks)).status_code == 200
+        assert (await rig.http.post("/m/chat/sleep/?level=1", headers=runs)).status_code == 200
+        assert not rig.rank().gate.open
