@@ -148,3 +148,38 @@ def test_a_reset_that_wants_an_idle_model_harms_nobody_where_requests_run(rig: R
         assert (await view(rig)).hold, "it is held asleep as before"
 
     rig.run(story)
+
+
+def test_a_pause_is_known_by_its_ranks_where_the_journal_was_lost(rig: Rig) -> None:
+    """M6."""
+
+    async def story() -> None:
+        await rig.do(PAUSE)
+        await rig.stop()
+        for file in rig.journal_path.parent.glob("journal.db*"):
+            file.unlink()
+        await rig.start()
+        shown = await view(rig)
+        assert (shown.paused, shown.gate_reason) == (True, GateReason.PAUSED)
+        assert (await rig.do(UNPAUSE)).state is OperationState.SUCCEEDED
+        assert rig.gate_open() and (await view(rig)).gate_open
+
+    rig.run(story)
+
+
+@pytest.mark.parametrize(("phase", "paused"), [("stage", False), ("commit", True)])
+def test_a_pause_whose_coordinator_dies_ends_as_decided(rig: Rig, phase: str, paused: bool) -> None:
+    """M6: the table of what is in doubt."""
+
+    async def story() -> None:
+        rig.chat[1].fault(phase, Fault.HANG)
+        begun = await rig.coordinator.submit(PAUSE)
+        await asyncio.sleep(1.0)
+        await rig.restart()
+        await asyncio.sleep(60.0)
+        assert [rank.ledger.paused for rank in rig.chat] == [paused] * 3
+        done = await rig.coordinator.operation(begun.id)
+        assert done.state is (OperationState.SUCCEEDED if paused else OperationState.REJECTED)
+        assert ((await view(rig)).paused, rig.gate_open()) == (paused, not paused)
+
+    rig.run(story)
