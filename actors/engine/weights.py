@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from torpor.actors.config import EngineConfig
 from torpor.actors.engine.errors import ModelRefused
@@ -29,6 +30,19 @@ COMPUTED_BY = (
     "rms_norm_eps",
     "rope_parameters",
     "hidden_act",
+    "hidden_activation",
+    "layer_types",
+    "sliding_window",
+    "query_pre_attn_scalar",
+    "final_logit_softcapping",
+    "num_experts_per_tok",
+    "norm_topk_prob",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "attention_multiplier",
+    "logits_scaling",
+    "mamba_n_groups",
+    "position_embedding_type",
 )
 DERIVED = ".rotary_emb.inv_freq"  # buffers that old checkpoints carry along
 SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -73,6 +87,12 @@ class Target:
         for name in sorted(specs):
             self._check_one(name, specs[name])
         return hashlib.sha256(repr(sorted(specs.items())).encode()).hexdigest()[:16]
+
+    def is_converted(self, reader: Reader) -> bool:
+        """Whether the names are those of a family whose checkpoints keep apart what the model has as one tensor."""
+        own = set(self._named) & set(reader.specs())
+        mapping = get_checkpoint_conversion_mapping(self.model.config.model_type)
+        return mapping is not None and not set(self.parameters) <= {self._named[name] for name in own}
 
     def _check_one(self, name: str, spec: TensorSpec) -> None:
         if name not in self._named:
@@ -122,8 +142,10 @@ def open_reader(source: WeightsSource, target: Target, whole: bool) -> Reader | 
         found = resolve(EngineConfig(model=str(source)))
         if found.format is LoadFormat.SAFETENSORS:
             _check_config(target.model.config, read_config(found))
-            return SafetensorsReader(found.folder)
-        return GgufReader(found, target.model) if whole else None
+            reader = SafetensorsReader(found.folder)
+            if not target.is_converted(reader):
+                return reader
+        return ModuleReader(found, target.model) if whole else None
     except ModelRefused as error:
         raise WeightsRefused(str(error)) from error
 
@@ -155,8 +177,8 @@ class SafetensorsReader:
         return tensor
 
 
-class GgufReader:
-    """All tensors of a file, under the model's names and in its dtype."""
+class ModuleReader:
+    """All tensors of a checkpoint whose own are named or cut otherwise, under the model's names and in its dtype."""
 
     def __init__(self, source: ModelSource, model: LoadedModel) -> None:
         config = read_config(source)
