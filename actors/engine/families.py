@@ -17,15 +17,17 @@ class Family:
 
     undivided: what its tensor-parallel plan leaves whole on every rank, so that more ranks would save nothing or
     compute wrongly; "" where the plan holds.
+    gguf: whether its GGUF files are read, too.
     """
 
     model_type: str
     architecture: str
     undivided: str = ""
+    gguf: bool = False
 
 
 FAMILIES = (
-    Family("llama", "LlamaForCausalLM"),
+    Family("llama", "LlamaForCausalLM", gguf=True),
     Family("qwen3", "Qwen3ForCausalLM"),
     Family("mistral", "MistralForCausalLM"),
     Family("gemma3_text", "Gemma3ForCausalLM"),
@@ -36,8 +38,11 @@ FAMILIES = (
 )
 
 
-def check_config(config: Any, tensor_parallel: int) -> Family:
-    """Refuse by name what this engine does not serve. config is a transformers config. Raises ModelRefused."""
+def check_config(config: Any, tensor_parallel: int, gguf: bool = False) -> Family:
+    """Refuse by name what this engine does not serve. config is a transformers config. Raises ModelRefused.
+
+    gguf: the weights come from such a file.
+    """
     name = architecture(config)
     family = next((one for one in FAMILIES if one.architecture == name), None)
     if family is None:
@@ -46,6 +51,17 @@ def check_config(config: Any, tensor_parallel: int) -> Family:
     if family.model_type != config.model_type:
         raise ModelRefused(
             f"architecture {name} of model type {config.model_type!r} is not served, only {family.model_type!r}"
+        )
+    if gguf and not family.gguf:
+        read = ", ".join(one.architecture for one in FAMILIES if one.gguf)
+        raise ModelRefused(
+            f"GGUF files of {name} are not read, only those of {read}; give its folder of safetensors"
+        )
+    quantized = getattr(config, "quantization_config", None)
+    if quantized and not gguf:
+        method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else quantized
+        raise ModelRefused(
+            f"weights quantized by {method!r} are not read; give the model's bfloat16, float16 or float32 weights"
         )
     for rope_type in _rope_types(getattr(config, "rope_parameters", None) or {}):
         if rope_type not in STATIC_ROPE_TYPES:

@@ -43,7 +43,7 @@ def load_model(engine: EngineConfig, tensor_parallel: int, device_kind: str) -> 
     register()
     with _quiet(), parsed_once():
         config = _config(source)
-        check_config(config, tensor_parallel)
+        check_config(config, tensor_parallel, gguf=source.format is LoadFormat.GGUF)
         context_tokens = _context_tokens(engine, config)
         dtype = _dtype(engine.dtype, config, device_kind)
         tokenizer = _tokenizer(source, config)

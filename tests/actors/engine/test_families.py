@@ -157,6 +157,17 @@ def test_a_family_whose_plan_leaves_parts_whole_is_refused_over_ranks_and_the_ot
             check_config(config, 4)
 
 
+def test_gguf_files_are_read_of_the_families_that_were_tried_only(family: str, tmp_path: Path) -> None:
+    config = config_of(write_family(tmp_path, family))
+    if family == "llama":
+        assert check_config(config, 1, gguf=True).gguf
+    else:
+        with pytest.raises(
+            ModelRefused, match=r"GGUF files of \w+ are not read, only those of LlamaForCausalLM"
+        ):
+            check_config(config, 1, gguf=True)
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -174,6 +185,7 @@ def test_a_family_whose_plan_leaves_parts_whole_is_refused_over_ranks_and_the_ot
             },
             "'dynamic'",
         ),
+        ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}, "quantized by 'mxfp4'"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "generates no text"),
     ],
 )
