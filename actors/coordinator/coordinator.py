@@ -382,7 +382,7 @@ class Coordinator:
 
     def reserved_bytes(self) -> int:
         """Promised to running operations, over all nodes and devices; 0 when none runs."""
-        return self._execution.budget.reserved_bytes()
+        return self._execution.claims.budget.reserved_bytes()
 
     async def audit(self, entry: AuditEntry) -> None:
         await self._journal.audit(entry)

@@ -67,6 +67,7 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._epoch = machine.gathering.epoch
         self._drained = False
+        self._rank_stage_s = 0.0
         self._ends_at = float("inf")  # of preflight to stage, as the caller wants it
 
     async def run(self, begin: Step = Step.SURVEY, statuses: Sequence[RankStatus] = ()) -> None:
@@ -188,7 +189,7 @@ class Driver:
             case Action.CALL_DRAIN:
                 return port.drain(call, request.drain, self._drain_s(), self._lease_s())
             case Action.CALL_STAGE:
-                return port.stage(call, self._stage_s())
+                return port.stage(call, self._rank_stage_s)
             case Action.CALL_COMMIT:
                 return port.commit(call)
             case Action.CALL_PUBLISH:
@@ -210,7 +211,8 @@ class Driver:
             case Step.LOCK:
                 return self._capped(deadlines.stage_s)
             case Step.STAGE:
-                return self._stage_s() + GRACE_S
+                self._rank_stage_s = self._stage_s()  # of the largest plan: once for all ranks
+                return self._rank_stage_s + GRACE_S
             case Step.DOUBT:
                 return GRACE_S
             case Step.WITHDRAW:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 
 from torpor.actors.config import ClusterConfig
-from torpor.actors.coordinator.budget import Budget, Need, Place
+from torpor.actors.coordinator.budget import Place
+from torpor.actors.coordinator.claims import Claims
 from torpor.actors.coordinator.contents import contents_after, paused_after, version_after
 from torpor.actors.coordinator.driver import GRACE_S, Driver
 from torpor.actors.coordinator.feed import Feed
-from torpor.actors.coordinator.holds import HeldBytes, holds_after, only_releases, without
+from torpor.actors.coordinator.holds import holds_after, only_releases, without
 from torpor.actors.coordinator.holds import refusal as held
 from torpor.actors.coordinator.journal import Journal
 from torpor.actors.coordinator.machine import Machine
@@ -21,7 +21,6 @@ from torpor.actors.coordinator.room import Room, may_make_room
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
 from torpor.actors.coordinator.steps import PHASE_OF, RELOAD, Step
 from torpor.actors.coordinator.writer import Writer
-from torpor.actors.limits import UNLIMITED
 from torpor.actors.messages import (
     Kind,
     ModelState,
@@ -38,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class Execution:
-    """Budgets and device locks of the cluster, and the way of an operation through them."""
+    """The way of an operation through its phases. claims: the cluster's bytes and device locks."""
 
     def __init__(
         self,
@@ -52,17 +51,14 @@ class Execution:
         room: Room,
     ) -> None:
         self.epoch = 0
-        self.budget = Budget()
+        self.claims = Claims(config.node, models, host_limit_bytes)
         self.writer = writer
         self._config = config
         self._journal = journal
         self._models = models
         self._feed = feed
-        self._host_limit_bytes = host_limit_bytes
         self._now = now
         self._room = room
-        self._held = HeldBytes(models, self.budget)
-        self._device_locks: dict[Place, asyncio.Lock] = {}
 
     async def raise_epoch(self, above: int) -> None:
         """A new epoch, from the journal: higher than `above` and than every one before it."""
@@ -135,18 +131,18 @@ class Execution:
             fill(run.operation, machine)
             assert machine.verdict is not None
             run.operation.state = machine.verdict
-            kept_before = {place: self._kept_at(place) for place in _shared(machine)}
+            kept_before = self.claims.kept_bytes()
             published = await self._outcome(runtime, run)
             succeeded = run.operation.state is OperationState.SUCCEEDED and not run.operation.dry_run
             used = succeeded and run.request.kind is not Kind.UPDATE  # which keeps nothing
-            self._give_back(machine, kept_before)
+            self.claims.give_back(machine, kept_before)
             if not told:
                 await self.finish(runtime, run, published)
             elif published is not None:
                 runtime.published = published
                 await self.writer.publish(runtime)
         finally:
-            self.budget.release(run.operation.id, used)
+            self.claims.budget.release(run.operation.id, used)
             run.release_locks()
 
     async def _attempts(
@@ -163,23 +159,10 @@ class Execution:
             rejected = machine.verdict is OperationState.REJECTED and machine.refusal is not None
             if not left or not rejected or not await self._make_room(runtime, run, machine):
                 break
-            self.budget.release(run.operation.id, used=False)
+            self.claims.budget.release(run.operation.id, used=False)
             run.release_locks()
             begin, statuses = Step.SURVEY, ()
         return machine
-
-    def _kept_at(self, place: Place) -> int:
-        return self.kept_bytes(place.node, "disk_bytes" if place.disk else "host_bytes")
-
-    def _give_back(self, machine: Machine, kept_before: Mapping[Place, int]) -> None:
-        """What this operation has freed is there for others that hold promises now."""
-        for slot in machine.slots:
-            if slot.status is not None and slot.committed is not None and machine.request.kind is Kind.SLEEP:
-                self.budget.gave_back(
-                    Place(slot.status.node, slot.status.device_id), slot.committed.freed_bytes
-                )
-        for place, before in kept_before.items():
-            self.budget.gave_back(place, max(0, before - self._kept_at(place)))
 
     def _record_step(self, run: Run, step: Step) -> None:
         phases = run.operation.phases
@@ -263,17 +246,17 @@ class Execution:
         self.end_record(run)
         if published is not None:
             runtime.published = published
-            self._held.look(runtime)
+            self.claims.held.look(runtime)
         await self.writer.finish(operation, runtime if published is not None else None)
 
     # --- the coordinator's own steps ---
 
     async def reserve(self, runtime: ModelRuntime, run: Run, machine: Machine) -> Refusal | None:
         """Nobody has noticed the operation yet, and it holds nothing: others may go to sleep for it here."""
-        refusal = self.budget.reserve(run.operation.id, self._needs(runtime, run, machine))
+        refusal = self.claims.reserve(runtime, run, machine)
         if refusal is None or not await self._make_room(runtime, run, machine, refusal):
             return refusal
-        return self.budget.reserve(run.operation.id, self._needs(runtime, run, machine))
+        return self.claims.reserve(runtime, run, machine)
 
     async def _make_room(
         self, runtime: ModelRuntime, run: Run, machine: Machine, refusal: Refusal | None = None
@@ -288,62 +271,9 @@ class Execution:
             await self.look(runtime)
             for slot in machine.slots:
                 slot.status = runtime.statuses.get(slot.rank, slot.status)
-            needs = self._needs(runtime, run, machine)
-            return {place: size for place, size in self.budget.lacking_bytes(needs).items() if place.device}
+            return self.claims.lacking_bytes(runtime, run, machine)
 
         return await self._room.make(run.request.model, lacking)
-
-    def _needs(self, runtime: ModelRuntime, run: Run, machine: Machine) -> list[Need]:
-        needs: list[Need] = []
-        kept_bytes = cache(self.kept_bytes)  # one sum for a node, not one for each of its ranks
-        runtime.statuses.update({slot.rank: slot.status for slot in machine.slots if slot.status is not None})
-        for slot in machine.slots:
-            if slot.status is None:
-                continue
-            place, host = Place(slot.status.node, slot.status.device_id), Place(slot.status.node)
-            spare = self._held.spare_bytes(run.request, slot.status)
-            needs.append(Need(place, slot.device_bytes, slot.status.device_free_bytes, spare))
-            if slot.plan is None:
-                continue
-            free = self._host_limit(slot.status) - kept_bytes(host.node)
-            needs.append(Need(host, slot.plan.host_bytes, free))
-            needs.append(
-                self._disk_need(slot.status, slot.plan.disk_bytes, kept_bytes(host.node, "disk_bytes"))
-            )
-        return needs
-
-    def _host_limit(self, status: RankStatus) -> int:
-        """As configured; else as the rank's own node has it, which may be another than the coordinator's."""
-        if self._config.node.host_bytes is None and status.host_limit_bytes:
-            return status.host_limit_bytes
-        return self._host_limit_bytes
-
-    def _disk_need(self, status: RankStatus, size_bytes: int, kept_bytes: int) -> Need:
-        limit = self._config.node.disk_bytes
-        free = (UNLIMITED if limit is None else limit) - kept_bytes
-        return Need(Place(status.node, disk=True), size_bytes, free)
-
-    def kept_bytes(self, node: str, where: str = "host_bytes") -> int:
-        """Host bytes, or disk_bytes, that all ranks of a node keep, as they last told."""
-        return sum(
-            int(str(row.get(where, 0)))
-            for runtime in self._models.values()
-            for status in runtime.statuses.values()
-            if status.node == node
-            for row in status.memory
-        )
-
-    async def take_locks(self, run: Run, machine: Machine) -> None:
-        """All devices of the model, in one order for all: no two operations wait for each other (C4)."""
-        places = {
-            Place(slot.status.node, slot.status.device_id)
-            for slot in machine.slots
-            if slot.status is not None
-        }
-        for place in sorted(places, key=lambda place: (place.node, place.device)):
-            lock = self._device_locks.setdefault(place, asyncio.Lock())
-            await lock.acquire()
-            run.locks.append(lock)
 
     async def write_decision(self, run: Run) -> None:
         await self._journal.decide(run.operation.id)
@@ -361,15 +291,9 @@ class _OwnSteps:
         return await self._execution.reserve(self._runtime, self._run, machine)
 
     async def take_locks(self, machine: Machine) -> Refusal | None:
-        await self._execution.take_locks(self._run, machine)
+        await self._execution.claims.take_locks(self._run, machine)
         return None
 
     async def write_decision(self, machine: Machine) -> Refusal | None:
         await self._execution.write_decision(self._run)
         return None
-
-
-def _shared(machine: Machine) -> set[Place]:
-    """Host memory and disk of the nodes that the ranks are on."""
-    nodes = {slot.status.node for slot in machine.slots if slot.status is not None}
-    return {Place(node, disk=disk) for node in nodes for disk in (False, True)}

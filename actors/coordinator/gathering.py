@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -73,7 +74,11 @@ class Gathering:
         self.epoch = epoch
         self.slots = [RankSlot(rank) for rank in range(ranks)]
         self.targets: list[int] = []
+        # Counted as answers come in: to look at all of them at each one would be too much for many ranks.
+        self._given: Counter[Answer | None] = Counter()  # of the targets
+        self._asked: frozenset[int] = frozenset()
         self.planned = False
+        self.lost = False  # some rank is, for good
         self.mismatch: Refusal | None = None
 
     def ask(self, step: Step, planned: bool = False) -> None:
@@ -83,6 +88,8 @@ class Gathering:
         for slot in self.slots:
             if not (step is Step.DOUBT and slot.answer is Answer.YES):
                 slot.answer = Answer.LOST if slot.answer is Answer.LOST else None
+        self._asked = frozenset(self.targets)
+        self._given = Counter(self.slots[rank].answer for rank in self.targets)
 
     def _targets(self, step: Step) -> list[int]:
         living = [slot.rank for slot in self.slots if slot.answer is not Answer.LOST]
@@ -100,9 +107,12 @@ class Gathering:
             if lost and slot.status is None:
                 self.gone(slot.rank, f"rank {slot.rank} is gone")
 
-    @property
-    def lost(self) -> bool:
-        return any(slot.answer is Answer.LOST for slot in self.slots)
+    def _give(self, slot: RankSlot, answer: Answer) -> None:
+        if slot.rank in self._asked:
+            self._given[slot.answer] -= 1
+            self._given[answer] += 1
+        slot.answer = answer
+        self.lost = self.lost or answer is Answer.LOST
 
     def nobody_to_ask(self, step: Step) -> bool:
         return step not in _ALONE and not self.targets
@@ -195,7 +205,7 @@ class Gathering:
                 pass
 
     def _yes(self, step: Step, slot: RankSlot) -> None:
-        slot.answer = Answer.YES
+        self._give(slot, Answer.YES)
         if step in _OUTCOME:
             slot.outcome = _OUTCOME[step]
             slot.reason = None
@@ -210,7 +220,7 @@ class Gathering:
         reason: str,
         code: RejectCode,
     ) -> None:
-        slot.answer = Answer.NO
+        self._give(slot, Answer.NO)
         slot.outcome = outcome
         slot.refusals = refusals or (Refusal(code, f"rank {slot.rank}: {reason}"),)
         slot.reason = slot.refusals[0].reason
@@ -222,13 +232,13 @@ class Gathering:
         if step in _INSISTENT:
             slot.reason = error
         elif step is Step.WITHDRAW:
-            slot.answer = Answer.NO
+            self._give(slot, Answer.NO)
         else:
             self._no(slot, RankOutcome.FAILED, (), error, RejectCode.RANK_FAILED)
 
     def gone(self, rank: int, error: str) -> None:
         slot = self.slots[rank]
-        slot.answer = Answer.LOST
+        self._give(slot, Answer.LOST)
         if slot.outcome is not RankOutcome.COMMITTED:
             slot.outcome = RankOutcome.FAILED
         slot.reason = error
@@ -240,15 +250,14 @@ class Gathering:
 
     def answer(self, step: Step) -> Answer | None:
         """What all answers amount to; None while someone is still to be heard."""
-        given = {self.slots[rank].answer for rank in self.targets}
-        if step is Step.COMMIT and self.lost:
-            given.add(Answer.LOST)  # also one that was gone before it could be asked
-        failing = given & {Answer.NO, Answer.LOST}
-        if None in given and not (step is Step.STAGE and failing):
+        given = self._given
+        # In a commit also one that was gone before it could be asked.
+        lost = bool(given[Answer.LOST]) or (step is Step.COMMIT and self.lost)
+        if given[None] and not (step is Step.STAGE and (lost or given[Answer.NO])):
             return None  # only a stage is cut short: it may take a minute
-        if Answer.LOST in given:
+        if lost:
             return Answer.LOST
-        if Answer.NO in given:
+        if given[Answer.NO]:
             return Answer.NO
         return Answer.NO if self._digests_differ(step) else Answer.YES
 

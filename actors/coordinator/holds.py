@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 from torpor.actors.coordinator.budget import Budget, Place
 from torpor.actors.coordinator.records import Published, makes_hold
@@ -104,27 +105,43 @@ class HeldBytes:
         if not runtime.published.hold:
             self._others_bytes = {key: size for key, size in self._others_bytes.items() if key[0] != name}
             return
+        ours = self._ours_bytes()
         for status in runtime.statuses.values():
-            self._others_bytes.setdefault((name, Place.of(status)), self._others_now_bytes(status))
+            key = name, Place.of(status)
+            if key not in self._others_bytes:
+                self._others_bytes[key] = _others_bytes(status, ours)
 
-    def spare_bytes(self, request: OperationRequest, status: RankStatus) -> int:
-        """What this operation must leave free on a rank's device; status: the rank's, of just now."""
+    def spare_bytes(self, request: OperationRequest) -> Callable[[RankStatus], int]:
+        """What this operation must leave free on a rank's device, by the rank's status of just now."""
         if request.kind is not Kind.WAKE or not request.origin.automatic:
-            return 0
-        place, held_bytes, begun = Place.of(status), 0, []
-        others_bytes = self._others_now_bytes(status)
-        for name, runtime in self._models.items():
-            waking = runtime.running is not None and self._budget.has_promise(runtime.running.operation.id)
-            if name == request.model or not runtime.published.hold or waking:
-                continue  # a model that wakes has its bytes promised
-            parked_bytes = runtime.bytes_at(place, "reserved_bytes", parked_only=True)
-            if parked_bytes:
-                held_bytes += parked_bytes
-                begun.append(self._others_bytes.get((name, place), others_bytes))
-        taken_up_bytes = max(0, others_bytes - min(begun, default=others_bytes))
-        return max(0, held_bytes - taken_up_bytes)
+            return lambda _: 0
+        ours, held = self._ours_bytes(), self._held_bytes(request.model)
 
-    def _others_now_bytes(self, status: RankStatus) -> int:
-        place = Place.of(status)
-        ours = sum(runtime.bytes_at(place) for runtime in self._models.values())
-        return max(0, status.device_total_bytes - status.device_free_bytes - ours)
+        def spare(status: RankStatus) -> int:
+            place = Place.of(status)
+            others_bytes = _others_bytes(status, ours)
+            parked = [(name, parked[place]) for name, parked in held.items() if parked[place]]
+            begun = [self._others_bytes.get((name, place), others_bytes) for name, _ in parked]
+            taken_up_bytes = max(0, others_bytes - min(begun, default=others_bytes))
+            return max(0, sum(size for _, size in parked) - taken_up_bytes)
+
+        return spare
+
+    def _held_bytes(self, waking: str) -> dict[str, Counter[Place]]:
+        """What held models have parked; one that wakes has its bytes promised, and counts no more."""
+        return {
+            name: runtime.bytes_by_place("reserved_bytes", parked_only=True)
+            for name, runtime in self._models.items()
+            if name != waking and runtime.published.hold and not self._wakes(runtime)
+        }
+
+    def _wakes(self, runtime: ModelRuntime) -> bool:
+        return runtime.running is not None and self._budget.has_promise(runtime.running.operation.id)
+
+    def _ours_bytes(self) -> Counter[Place]:
+        return sum((runtime.bytes_by_place() for runtime in self._models.values()), Counter[Place]())
+
+
+def _others_bytes(status: RankStatus, ours: Counter[Place]) -> int:
+    """In use on a rank's device by no model of ours."""
+    return max(0, status.device_total_bytes - status.device_free_bytes - ours[Place.of(status)])

@@ -129,7 +129,7 @@ class Removal:
                 continue
             record.node, record.device = status.node, status.device_id
             record.freed_bytes = sum(int(str(row.get("device_bytes", 0))) for row in status.memory)
-            self._execution.budget.gave_back(Place(status.node, status.device_id), record.freed_bytes)
+            self._execution.claims.budget.gave_back(Place.of(status), record.freed_bytes)
         operation.state = OperationState.SUCCEEDED
         operation.phases[-1].bytes = sum(record.freed_bytes for record in operation.ranks)
         self._execution.end_record(run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 
 from torpor.actors.coordinator.budget import Place
@@ -63,7 +64,7 @@ class Room:
         near = [
             runtime
             for name, runtime in self._models.items()
-            if name not in but and any(runtime.bytes_at(place) for place in missing)
+            if name not in but and _has_any(runtime, missing)
         ]
         idle = await asyncio.gather(*(self._usage.free_to_sleep_s(runtime) for runtime in near))
         known = [
@@ -73,6 +74,10 @@ class Room:
 
 
 def _suffices(neighbours: list[ModelRuntime], missing: Lacking) -> bool:
-    return bool(neighbours) and all(
-        sum(runtime.bytes_at(place) for runtime in neighbours) >= size for place, size in missing.items()
-    )
+    theirs = sum((runtime.bytes_by_place() for runtime in neighbours), Counter[Place]())
+    return bool(neighbours) and all(theirs[place] >= size for place, size in missing.items())
+
+
+def _has_any(runtime: ModelRuntime, missing: Lacking) -> bool:
+    has = runtime.bytes_by_place()
+    return any(has[place] for place in missing)

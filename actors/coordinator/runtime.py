@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -74,15 +74,16 @@ class ModelRuntime:
     def running(self) -> Run | None:
         return self.queue[0] if self.queue else None
 
-    def bytes_at(self, place: Place, column: str = "device_bytes", parked_only: bool = False) -> int:
-        """What the model has at a device, as its ranks last told; column: of RankStatus.memory."""
-        return sum(
-            int(str(row.get(column) or 0))
-            for status in self.statuses.values()
-            if Place.of(status) == place
-            for row in status.memory
-            if row.get("parked") or not parked_only
-        )
+    def bytes_by_place(self, column: str = "device_bytes", parked_only: bool = False) -> Counter[Place]:
+        """What the model has at each device, as its ranks last told; column: of RankStatus.memory."""
+        found: Counter[Place] = Counter()
+        for status in self.statuses.values():
+            found[Place.of(status)] += sum(
+                int(str(row.get(column) or 0))
+                for row in status.memory
+                if row.get("parked") or not parked_only
+            )
+        return found
 
     def state(self) -> ModelState:
         if self.recovering:
