@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from typing import Any, TextIO, cast
@@ -14,8 +15,8 @@ from structlog.typing import FilteringBoundLogger
 _QUIET_PATHS = frozenset({"/livez", "/readyz", "/health", "/metrics"})
 
 
-def make_logger(stream: TextIO) -> FilteringBoundLogger:
-    """JSON lines when the stream is a pipe or file, columns when it is a terminal."""
+def make_logger(stream: TextIO, least: int = logging.INFO) -> FilteringBoundLogger:
+    """JSON lines when the stream is a pipe or file, columns when it is a terminal. least: the lowest level shown."""
     shown = structlog.dev.ConsoleRenderer() if stream.isatty() else structlog.processors.JSONRenderer()
     logger = structlog.wrap_logger(
         structlog.PrintLogger(stream),
@@ -25,7 +26,7 @@ def make_logger(stream: TextIO) -> FilteringBoundLogger:
             structlog.processors.format_exc_info,
             shown,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(20),
+        wrapper_class=structlog.make_filtering_bound_logger(least),
     )
     return cast(FilteringBoundLogger, logger)
 

@@ -253,6 +253,13 @@ class AsyncClient:
         """fields: temperature, max_tokens, seed, cache_salt, … as of /v1/chat/completions, not streamed."""
         return chat_answer(await self._send(chat_call(model, messages, fields)))
 
+    async def complete(
+        self, model: str, prompt: str | Sequence[int] | Sequence[str], **fields: Any
+    ) -> dict[str, Any]:
+        """The whole answer to a prompt, a text or token ids; fields: as of /v1/completions, not streamed."""
+        body = {"model": model, "prompt": prompt, **fields}
+        return await self._send(Call("POST", "/v1/completions", body))
+
     async def close(self) -> None:
         await self._http.aclose()
 

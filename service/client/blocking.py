@@ -261,6 +261,13 @@ class Client:
         """fields: temperature, max_tokens, seed, cache_salt, … as of /v1/chat/completions, not streamed."""
         return chat_answer(self._send(chat_call(model, messages, fields)))
 
+    def complete(
+        self, model: str, prompt: str | Sequence[int] | Sequence[str], **fields: Any
+    ) -> dict[str, Any]:
+        """The whole answer to a prompt, a text or token ids; fields: as of /v1/completions, not streamed."""
+        body = {"model": model, "prompt": prompt, **fields}
+        return self._send(Call("POST", "/v1/completions", body))
+
     def close(self) -> None:
         self._http.close()
 
