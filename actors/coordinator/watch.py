@@ -57,6 +57,8 @@ class Watch:
         name, state = runtime.config.name, runtime.state()
         if runtime.recovering or runtime.deleting:
             return
+        if state is ModelState.FAILED and (runtime.doubt or runtime.settling.locked()):
+            return  # told of ranks before these, which may be well: nobody must stop them
         if state is not ModelState.FAILED:
             self._told.discard(name)
             self._calm_down(runtime)
