@@ -184,8 +184,10 @@ class Memory final {
     return buffer_.base();
   }
   void move(const torpor::Copy& one, torpor::StreamId stream) {
+    const torpor::Deadline soon = torpor::Clock::now() + std::chrono::seconds(20);
+    device_->quiesce(soon);  // what the code under test has begun may be on the other stream
     device_->copy({&one, 1}, stream);
-    device_->wait(stream, torpor::Clock::now() + std::chrono::seconds(20), nullptr);
+    device_->wait(stream, soon, nullptr);
   }
   std::shared_ptr<torpor::Device> device_;
   torpor::HostBuffer buffer_;
