@@ -174,6 +174,7 @@ byte draining, draining_epoch;      /* operation + 1 whose drain waits for runni
 /* What was ever true, for assertions only. */
 bool was_decided[2], is_firm[2]; /* firm: the coordinator was told that the decision is on the disk */
 byte has_committed[2], has_aborted[2]; /* bits by rank */
+bool withdrawn_lost; /* while a preflight or a drain was taken back, a rank was found gone */
 
 #define REACHABLE(r) (alive[r] && !silent[r])
 #define SAID(r, o)   said[2 * (r) + (o)]
@@ -607,7 +608,12 @@ inline advance()
 		:: step == OPEN && sig == YES -> verdict = SUCCEEDED; next = DONE
 		:: (step == COMMIT || step == PUBLISH || step == OPEN) && (sig == LOST || sig == EXPIRED) ->
 			verdict = FAILED; next = DONE
-		:: step == WITHDRAW && sig == LOST -> verdict = FAILED; next = DONE  /* the program tells the leader at once; here the watch does */
+		/* Only now it is known that one is gone, and the leader may have opened: it is told once more, for good. */
+#ifdef LOST_WITHDRAWALS_END
+		:: step == WITHDRAW && sig == LOST -> verdict = FAILED; withdrawn_lost = true; next = DONE
+#else
+		:: step == WITHDRAW && sig == LOST -> verdict = FAILED; withdrawn_lost = true; next = REOPEN
+#endif
 		:: step == WITHDRAW && sig != LOST -> next = DONE
 		:: step == ABORT && sig == YES -> next = REOPEN
 		:: step == ABORT && sig == LOST -> verdict = FAILED; next = REOPEN
@@ -690,8 +696,10 @@ inline finish()
 		assert(!(REACHABLE(0) && phase[0] != IDLE && current[0] == op + 1));
 		assert(!(REACHABLE(1) && phase[1] != IDLE && current[1] == op + 1))
 	:: verdict == FAILED ->
-		assert(!REACHABLE(0) || !REACHABLE(1)) /* messages alone never cost a model */
+		assert(!REACHABLE(0) || !REACHABLE(1)); /* messages alone never cost a model */
+		assert(!(withdrawn_lost && REACHABLE(0) && g != G_FAILED)) /* nobody is let in to a model that is lost */
 	fi;
+	withdrawn_lost = false;
 	journal_state[op] = FINISHED;
 	if
 	:: verdict == FAILED && !was_decided[op] && ans[0] != LOST && ans[1] != LOST ->
@@ -846,7 +854,10 @@ end:	do
 		kind[op] = (parked[0] || parked[1] -> WAKE : SLEEP);
 		journal_state[op] = RUNNING;
 		if
-		:: !alive[0] || !alive[1] -> verdict = FAILED; enter(DONE)
+		:: !alive[0] || !alive[1] -> /* nobody may be let in by who lives */
+			if :: !alive[0] -> ans[0] = LOST :: else fi;
+			if :: !alive[1] -> ans[1] = LOST :: else fi;
+			verdict = FAILED; enter(WITHDRAW)
 		:: alive[0] && alive[1] && (silent[0] || silent[1]) -> verdict = REJECTED; enter(DONE)
 		:: else -> enter(PREFLIGHT)
 		fi
