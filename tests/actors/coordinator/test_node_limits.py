@@ -124,3 +124,26 @@ def keep_on_disk(rank: MemoryRank) -> None:
         )
 
     ledger.preflight, ledger.memory = preflight, memory  # type: ignore[method-assign]
+
+
+def test_a_sleep_that_would_evict_and_still_not_fit_its_node_names_the_bytes_and_drops_nothing(
+    tmp_path: Path,
+) -> None:
+    """K9: what goes is chosen by each rank's own ceiling; the node's is looked at before anything is dropped."""
+    rig = Rig(tmp_path / "journal.db", host_limit_bytes=3 * WEIGHTS_BYTES - 1)
+
+    async def story() -> None:
+        for rank in rig.chat:
+            plan = rank.ledger.preflight
+            rank.ledger.preflight = lambda call, asked, plan=plan: replace(  # type: ignore[method-assign,misc]
+                plan(call, asked), prefix_tokens_lost=7
+            )
+        free = rig.free_bytes()
+        refused = await rig.do(replace(SLEEP, overflow="evict"))
+        assert (refused.state, refused.code) == (OperationState.REJECTED, RejectCode.HOST_MEMORY)
+        assert (refused.needed_bytes, refused.free_bytes) == (3 * WEIGHTS_BYTES, 3 * WEIGHTS_BYTES - 1)
+        assert "raise node.host_bytes" in str(refused.reason) and refused.prefix_tokens_lost == 0
+        assert not any({"drain", "stage"} & set(rank.calls) for rank in rig.chat)
+        rig.assert_untouched(free)
+
+    rig.run(story)
