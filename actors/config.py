@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from torpor.actors.limits import UNLIMITED
-from torpor.actors.messages import RestoreMode
+from torpor.actors.messages import OnDiscard, RestoreMode
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -87,6 +87,7 @@ class ModelConfig:
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     sleep_after_idle_s: float | None = None
     recover: RecoverPolicy = RecoverPolicy.AUTO
+    on_discard: OnDiscard = OnDiscard.RELOAD
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from torpor.actors.wishes import DrainMode as DrainMode
 from torpor.actors.wishes import DrainSpec as DrainSpec
 from torpor.actors.wishes import MakeRoom as MakeRoom
 from torpor.actors.wishes import OnConflict as OnConflict
+from torpor.actors.wishes import OnDiscard as OnDiscard
 from torpor.actors.wishes import OnExpiry as OnExpiry
 from torpor.actors.wishes import RestoreMode as RestoreMode
 
@@ -163,7 +164,8 @@ class OperationRequest:
     An update takes drain and one of weights_path and weights_handed (a name that ranks can fetch tensors by).
     A delete and a pause take drain; pause, unpause and reset have no tags, whatever is given.
     A recover takes `to` (a state to reach; None = the last published one) and
-    accept_stale_weights (weights that were updated since may come back as their source has them).
+    accept_stale_weights (weights that were updated since may come back as their source has them). So does a wake,
+    of weights that are without contents.
     """
 
     kind: Kind
@@ -186,6 +188,7 @@ class OperationRequest:
     releases: str = ""
     to: ModelState | None = None
     accept_stale_weights: bool = False
+    on_discard: OnDiscard | None = None  # of a wake; None: as configured, on a rank: wait
     weights_path: str = ""
     weights_handed: str = ""
 
@@ -226,6 +229,7 @@ class PhaseReply:
     kept_bytes: int = 0
     host_bytes: int = 0  # to be newly committed
     disk_bytes: int = 0  # to be newly taken on the node's disk
+    reload_bytes: int = 0  # wake: of weights, from their source
     residual: Mapping[str, int] = field(default_factory=dict)
     aborted_requests: int = 0
     prefix_tokens_lost: int = 0  # preflight: planned; stage and abort: evicted by then; commit: in all
@@ -324,6 +328,7 @@ class Operation:
         default_factory=dict
     )  # by tag: preserved contents that are gone (recover)
     weights_version: int | None = None  # that an update has brought
+    reloaded_bytes: int = 0  # of weights that a wake has read from their source, over all ranks
 
 
 @dataclass(slots=True)
@@ -338,7 +343,7 @@ class ModelView:
     parked_tags: list[str]
     tags: list[str]
     hold: bool
-    weights_version: int
+    weights_version: int | None  # None: the weights are without contents
     tensor_parallel: int
     operation: str | None = None  # the running one
     ranks: list[RankStatus] = field(default_factory=list)

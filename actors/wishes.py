@@ -44,6 +44,13 @@ class MakeRoom(StrEnum):
     IDLE = "idle"  # put idle neighbours to sleep, least recently used first
 
 
+class OnDiscard(StrEnum):
+    """What a wake does about weights that come back without contents."""
+
+    RELOAD = "reload"  # reads them from the model's source, where that has what was published
+    WAIT = "wait"  # leaves them so until the next update; the gate stays closed
+
+
 @dataclass(frozen=True, slots=True)
 class DrainSpec:
     mode: DrainMode = DrainMode.FINISH

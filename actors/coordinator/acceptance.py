@@ -40,6 +40,14 @@ def as_configured(runtime: ModelRuntime | None, request: OperationRequest) -> Op
     return replace(request, verify=verify)
 
 
+def in_force(runtime: ModelRuntime, request: OperationRequest) -> OperationRequest:
+    """With the model's policy as it is when the operation is carried out. Not part of what was asked for: a key that
+    comes again, and a request that would join, are compared without it."""
+    if request.kind is not Kind.WAKE or request.on_discard is not None:
+        return request
+    return replace(request, on_discard=runtime.config.on_discard)
+
+
 def refusal_of(
     models: Mapping[str, ModelRuntime], request: OperationRequest, makes_ranks: bool
 ) -> Refusal | None:

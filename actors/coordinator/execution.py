@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from torpor.actors.config import ClusterConfig
+from torpor.actors.coordinator.acceptance import in_force
 from torpor.actors.coordinator.budget import Place
 from torpor.actors.coordinator.claims import Claims
 from torpor.actors.coordinator.contents import contents_after, paused_after, version_after
@@ -150,7 +151,9 @@ class Execution:
     ) -> Machine:
         """To the end of the phases: once, and anew where ranks found no memory and room was made for them."""
         for left in reversed(range(MAX_ATTEMPTS)):
-            machine = run.machine = Machine(run.operation.id, run.request, self.epoch, len(runtime.ports))
+            machine = run.machine = Machine(
+                run.operation.id, in_force(runtime, run.request), self.epoch, len(runtime.ports)
+            )
             own = _OwnSteps(self, runtime, run)
             driver = run.driver = Driver(
                 machine, runtime.ports, own, self._config.deadlines, lambda step: self._record_step(run, step)

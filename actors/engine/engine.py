@@ -16,8 +16,9 @@ from torpor.actors.engine.layers import has_kind, layer_specs, longest_text_toke
 from torpor.actors.engine.leader import LeaderLoop
 from torpor.actors.engine.loader import LoadedModel, load_model
 from torpor.actors.engine.prepare import prepare
-from torpor.actors.engine.protocol import EventSink, InvalidPrompt, StagedWeights, WeightsSource
+from torpor.actors.engine.protocol import EventSink, InvalidPrompt, OwnSource, StagedWeights, WeightsSource
 from torpor.actors.engine.request import Request
+from torpor.actors.engine.rereading import Rereading
 from torpor.actors.engine.runner import ModelRunner
 from torpor.actors.engine.scheduler import Limits, Scheduler
 from torpor.actors.engine.sequences import SequenceBook
@@ -53,6 +54,7 @@ class TransformersEngine:
         ranks = spec.model.tensor_parallel
         self._group = RankGroup(spec.process_group, spec.rank, ranks, join_timeout_s, step_timeout_s)
         self._model: LoadedModel | None = None
+        self._rereading: Rereading | None = None
         self._adopted: Adopted | None = None
         self._manager: KvManager | None = None
         self._book: SequenceBook | None = None
@@ -60,6 +62,7 @@ class TransformersEngine:
 
     def load(self) -> None:
         spec, ranks = self._spec, self._spec.model.tensor_parallel
+        self._rereading = Rereading(spec.model.engine)
         model = load_model(spec.model.engine, ranks, self._device.kind)
         if ranks > 1:
             shard(model.module, spec.rank, ranks)
@@ -172,8 +175,27 @@ class TransformersEngine:
         for name in target.parameters:
             self._write_one(target.parameters[name], staged.tensors[name])
         self._synchronize()
-        adopted.weights.contents_changed()  # also one that was made meanwhile
-        self.forget_prefixes()
+        self.weights_changed(others=True)  # also a backup that was made meanwhile
+
+    def check_source(self) -> OwnSource:
+        target = self._target()
+        assert self._rereading is not None
+        return self._rereading.check(target)
+
+    def reload_weights(self, go_on: Callable[[], None]) -> str:
+        target = self._target()
+        assert self._rereading is not None
+        try:
+            return self._rereading.write(target, go_on)
+        finally:
+            self._synchronize()
+
+    def weights_changed(self, others: bool) -> None:
+        adopted = self._adopted
+        assert adopted is not None and adopted.weights is not None
+        adopted.weights.contents_changed()
+        if others:
+            self.forget_prefixes()
 
     def forget_prefixes(self) -> None:
         assert self._manager is not None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from torpor.actors.config import EngineConfig
@@ -47,8 +48,7 @@ def load_model(engine: EngineConfig, tensor_parallel: int, device_kind: str) -> 
         context_tokens = _context_tokens(engine, config)
         dtype = _dtype(engine.dtype, config, device_kind)
         tokenizer = _tokenizer(source, config)
-        dummy = source.format is LoadFormat.DUMMY
-        module = _dummy(config, dtype, engine.seed) if dummy else _read(source, config, dtype)
+        module = _weights(source, config, dtype, engine.seed)
     module.requires_grad_(False).eval()
     return LoadedModel(module, config, tokenizer, _eos(module, config), context_tokens, dtype)
 
@@ -66,6 +66,41 @@ def read_module(source: ModelSource, config: Any, dtype: torch.dtype) -> torch.n
         return _read(source, config, dtype)
 
 
+def load_again(
+    source: ModelSource, dtype: torch.dtype, seed: int, go_on: Callable[[], None]
+) -> torch.nn.Module:
+    """The weights that `load_model` made, on the CPU. Raises ModelRefused, and what go_on raises, in between."""
+    poll = _Poll(go_on)
+    try:
+        with _quiet(), parsed_once(poll), poll:
+            return _weights(source, _config(source), dtype, seed)
+    except _CalledOff as error:
+        assert error.__cause__ is not None
+        raise error.__cause__ from None
+
+
+class _CalledOff(BaseException):
+    """No Exception: whoever reads takes those for damage of the file. Its cause is what was raised."""
+
+
+class _Poll(TorchFunctionMode):
+    """Asks whether to go on, before each of torch's operations, too: a dummy's tensors are made one by one."""
+
+    def __init__(self, go_on: Callable[[], None]) -> None:
+        super().__init__()
+        self._go_on = go_on
+
+    def __call__(self) -> None:
+        try:
+            self._go_on()
+        except Exception as error:
+            raise _CalledOff from error
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self()
+        return function(*args, **(kwargs or {}))
+
+
 def _config(source: ModelSource) -> Any:
     try:
         if source.config_file is not None:
@@ -75,6 +110,11 @@ def _config(source: ModelSource) -> Any:
     except Exception as error:  # damaged files make transformers and gguf raise anything
         name = source.config_file or source.folder / (source.gguf_file or "config.json")
         raise ModelRefused(f"the model's configuration in {name} cannot be read: {error}") from error
+
+
+def _weights(source: ModelSource, config: Any, dtype: torch.dtype, seed: int) -> torch.nn.Module:
+    dummy = source.format is LoadFormat.DUMMY
+    return _dummy(config, dtype, seed) if dummy else _read(source, config, dtype)
 
 
 def _read(source: ModelSource, config: Any, dtype: torch.dtype) -> torch.nn.Module:

@@ -53,6 +53,20 @@ class StagedWeights:
     tensors: Mapping[str, Any]  # by parameter
 
 
+@dataclass(frozen=True, slots=True)
+class OwnSource:
+    """What the engine's weights were loaded from, as it is now. digest: the same on all ranks that would read the same.
+
+    changed: since it was loaded. place: for people.
+    """
+
+    place: str
+    digest: str
+    size_bytes: int  # of this rank's share
+    host_bytes: int  # that reading it takes
+    changed: bool = False
+
+
 class Engine(Protocol):
     """One rank's share of a model. Rank 0 schedules; the others follow its steps.
 
@@ -117,6 +131,19 @@ class Engine(Protocol):
 
     def forget_prefixes(self) -> None:
         """At rest: no tier serves a prefix any more, and frozen requests are computed anew. Repeatable."""
+
+    def check_source(self) -> OwnSource:
+        """Without reading contents; traffic may run. Raises WeightsRefused where it cannot be read any more."""
+
+    def reload_weights(self, go_on: Callable[[], None]) -> str:
+        """In a wake's stage, with the memory there: read the own weights again, in place. May be repeated.
+
+        A digest, the same on all ranks that have read the same weights. go_on raises when the stage is to end, and
+        is called between pieces of at most 64 MiB. Raises WeightsRefused.
+        """
+
+    def weights_changed(self, others: bool) -> None:
+        """At rest, awake: copies of the former contents hold no longer. others: nor does what those have computed."""
 
     def error(self) -> str:
         """Why the step loop died, or ""."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from torpor.actors.engine.errors import ModelRefused
 from torpor.actors.engine.loader import DTYPES, LoadedModel, read_config, read_module
 from torpor.actors.engine.protocol import StagedWeights, TensorSpec, WeightsRefused, WeightsSource
 from torpor.actors.engine.shard import Shares
-from torpor.actors.engine.source import LoadFormat, ModelSource, resolve
+from torpor.actors.engine.source import LoadFormat, resolve
 
 # What a configuration says of the computation itself: weights of another one would fit, and mean something else.
 COMPUTED_BY = (
@@ -44,6 +44,7 @@ COMPUTED_BY = (
     "mamba_n_groups",
     "position_embedding_type",
 )
+PIECE_BYTES = 64 << 20
 DERIVED = ".rotary_emb.inv_freq"  # buffers that old checkpoints carry along
 SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -111,27 +112,51 @@ class Target:
     def _example(self) -> str:
         return next(iter(self.parameters))
 
+    @property
+    def whole_bytes(self) -> int:
+        """Of all ranks' shares together, as they would be loaded on one."""
+        shapes = {
+            name: self._shares.whole_shape(name, value.shape) for name, value in self.parameters.items()
+        }
+        return sum(math.prod(shapes[name]) * value.itemsize for name, value in self.parameters.items())
+
     def stage(self, reader: Reader | None, go_on: Callable[[], None]) -> StagedWeights:
         """Check once more, as a source may have changed since, and read this rank's share."""
         assert reader is not None
         digest = hashlib.sha256(self.check(reader).encode())
+        staged = {
+            own: share.to(self.parameters[own].dtype, copy=True)
+            for own, share in self._read_shares(reader, go_on, digest, ties=True)
+        }
+        size_bytes = sum(value.nbytes for value in staged.values())
+        return StagedWeights(digest.hexdigest()[:16], size_bytes, staged)
+
+    def write(self, reader: Reader, go_on: Callable[[], None]) -> str:
+        """Read this rank's share straight into its parameters, in pieces. A digest as of what is staged."""
+        digest = hashlib.sha256(self.check(reader).encode())
+        for own, share in self._read_shares(reader, go_on, digest, ties=False):
+            _copy_in_pieces(self.parameters[own], share, go_on)
+        return digest.hexdigest()[:16]
+
+    def _read_shares(
+        self, reader: Reader, go_on: Callable[[], None], digest: Any, ties: bool
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """By parameter, in the source's dtype. ties: refuse tensors that are one here, and differ in the source."""
         aliases = {self._named[name]: name for name in reader.specs() if name in self._named}
-        staged = {}
         for own, parameter in self.parameters.items():
             go_on()
             names = [name for name in reader.specs() if self._named.get(name) == own]
             whole = _read(reader, own if own in names else aliases[own])
-            for name in names:
+            for name in names if ties else ():
                 if name != own and own in names and not torch.equal(whole, _read(reader, name)):
                     raise WeightsRefused(
                         f"{name!r} and {own!r} are one tensor here, and differ in these weights"
                     )
-            staged[own] = self._shares.cut(own, whole).to(parameter.dtype, copy=True)
             if whole.dim() == 1 and not self._shares.is_cut(own):
                 # Small, and the same on every rank: ranks that read different files differ in it (M7).
-                digest.update(staged[own].contiguous().view(torch.uint8).numpy().tobytes())
-        size_bytes = sum(value.nbytes for value in staged.values())
-        return StagedWeights(digest.hexdigest()[:16], size_bytes, staged)
+                small = whole.to(parameter.dtype).contiguous()
+                digest.update(small.view(torch.uint8).numpy().tobytes())
+            yield own, self._shares.cut(own, whole)
 
 
 def open_reader(source: WeightsSource, target: Target, whole: bool) -> Reader | None:
@@ -145,7 +170,11 @@ def open_reader(source: WeightsSource, target: Target, whole: bool) -> Reader | 
             reader = SafetensorsReader(found.folder)
             if not target.is_converted(reader):
                 return reader
-        return ModuleReader(found, target.model) if whole else None
+        if not whole:
+            return None
+        config = read_config(found)
+        _check_config(target.model.config, config)
+        return ModuleReader(read_module(found, config, target.model.dtype))
     except ModelRefused as error:
         raise WeightsRefused(str(error)) from error
 
@@ -178,12 +207,10 @@ class SafetensorsReader:
 
 
 class ModuleReader:
-    """All tensors of a checkpoint whose own are named or cut otherwise, under the model's names and in its dtype."""
+    """All tensors of a module that was loaded whole, under the model's names and in its dtype."""
 
-    def __init__(self, source: ModelSource, model: LoadedModel) -> None:
-        config = read_config(source)
-        _check_config(model.config, config)
-        self._tensors: dict[str, torch.Tensor] = read_module(source, config, model.dtype).state_dict()
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._tensors: dict[str, torch.Tensor] = module.state_dict()
 
     def specs(self) -> Mapping[str, TensorSpec]:
         return {
@@ -193,6 +220,18 @@ class ModuleReader:
 
     def get(self, name: str) -> torch.Tensor:
         return self._tensors[name]
+
+
+def _copy_in_pieces(parameter: torch.Tensor, share: torch.Tensor, go_on: Callable[[], None]) -> None:
+    """By whole rows: the share may lie in its tensor with gaps, and may be of another dtype."""
+    if not share.dim():
+        share, parameter = share.reshape(1), parameter.view(1)
+    row_bytes = max(1, share.nbytes // max(1, share.shape[0]))
+    rows = max(1, PIECE_BYTES // row_bytes)
+    with torch.no_grad():
+        for begin in range(0, share.shape[0], rows):
+            go_on()
+            parameter[begin : begin + rows].copy_(share[begin : begin + rows])
 
 
 def _read(reader: Reader, name: str) -> torch.Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from torpor.actors.engine.protocol import Engine
@@ -20,6 +19,7 @@ from torpor.actors.messages import (
 )
 from torpor.actors.rank.leader import Leader
 from torpor.actors.rank.ledger import RankLedger
+from torpor.actors.rank.reload import LATE, TAG, Reload, plan_reload
 from torpor.actors.rank.replies import (
     is_noop,
     modes_of,
@@ -28,21 +28,14 @@ from torpor.actors.rank.replies import (
     shape_digest,
     undefined_by,
 )
-from torpor.actors.rank.transaction import Transaction
-from torpor.actors.rank.update import TAG, Sources, Update, why_not
+from torpor.actors.rank.transaction import Planned, Transaction
+from torpor.actors.rank.update import Sources, Updates
 from torpor.native import DeviceError, Plan, Stopped
 
 QUIESCE_SLICE_S = 0.25  # how often a wait for the engine looks whether it was called off
 COMMIT_ATTEMPTS = 3
 PARK_S = 600.0  # whoever loads a rank has a deadline of its own
 LOADING = "loading"  # what a ledger calls the operation by which a rank is born asleep
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    plan: Plan | None  # None: of an update, which the ledger has no part in
-    refusals: tuple[Refusal, ...]
-    numbers: dict[str, Any] = field(default_factory=dict)  # fields of a PhaseReply
 
 
 class Machinery:
@@ -60,8 +53,7 @@ class Machinery:
         self._modes = dict(modes or {})
         self.engine = engine
         self.weights_version = 0  # updates since it was loaded
-        self._sources = sources or Sources()
-        self._update: Update | None = None  # from its stage to its publish
+        self._updates = Updates(engine, sources or Sources())
         self.error = ""
         self.paused = False
         self.undefined: frozenset[str] = frozenset()
@@ -82,23 +74,25 @@ class Machinery:
         if request.kind is Kind.UPDATE:
             return self._plan_update(operation, request)
         plan = self._plan(operation, request)
-        refusals = self._in_the_way() or refusals_of(plan)
+        refusals = self._updates.in_the_way() or refusals_of(plan)
+        reload = None if refusals else self._plan_reload(request, plan)
         if not refusals:
             self._planned = operation
             self.engine.reap(False)
         memory = self.memory()
         numbers = {
-            "digest": shape_digest(plan),
+            "digest": shape_digest(plan) + (f"+{reload.source.digest}" if reload else ""),
             "device_bytes": plan.device_bytes,
             "freed_bytes": plan.free_bytes,
             "kept_bytes": plan.keep_bytes,
-            "host_bytes": plan.host_bytes,
+            "host_bytes": plan.host_bytes + (reload.source.host_bytes if reload else 0),
             "disk_bytes": plan.disk_bytes,
+            "reload_bytes": reload.source.size_bytes if reload else 0,
             "residual": residual_of(memory, request.tags),
             "modes": modes_of(plan),
             "prefix_tokens_lost": self.ledger.prefix_tokens_lost_by(plan),
         }
-        return Planned(plan, refusals, numbers)
+        return Planned(plan, refusals, numbers, reload)
 
     def stage(self, tx: Transaction, leader: Leader | None, deadline: float) -> Planned:
         """Stop the engine between two steps, plan again now that nothing moves, and stage.
@@ -120,16 +114,17 @@ class Machinery:
             if planned.refusals:
                 return planned
             if planned.plan is None:
-                planned = self._stage_update(tx, deadline)
+                planned = self._updates.stage(tx, deadline)
+                digest = planned.numbers["digest"]
             else:
-                self._stage(tx, planned.plan, deadline)
+                read = self._stage(tx, planned.plan, planned.reload, deadline)
+                digest = planned.plan.digest + (f"+{read}" if read else "")
             staged = True
         finally:
             if not staged and stepping and leader is None:
                 self._resume()
-        tx.plan = planned.plan
+        tx.plan, tx.reload = planned.plan, planned.reload
         # Ranks that stopped at another step, or that hold other pages, must not go through together (M7).
-        digest = planned.numbers["digest"] if planned.plan is None else planned.plan.digest
         return Planned(planned.plan, (), {**planned.numbers, "digest": f"{digest}@{step}"})
 
     def park(self, modes: Mapping[str, RestoreMode], verify: bool = False) -> None:
@@ -156,8 +151,13 @@ class Machinery:
             report = self._commit()
         finally:
             self._working = False
-        self.undefined |= undefined_by(tx.plan)
         kind = tx.request.kind if tx.request else Kind(tx.plan.kind)
+        if tx.reload is None:
+            self.undefined |= undefined_by(tx.plan)
+        else:
+            self.engine.weights_changed(tx.reload.others)
+            self.undefined -= {TAG}
+            self.weights_version = 0
         self._change_door(kind)
         self._last = (tx.operation, kind)
         return {
@@ -179,19 +179,16 @@ class Machinery:
 
     def publish(self) -> GateReason | None:
         """End the transaction. None where the rank can serve again; then its engine steps."""
-        if self._update is not None:
-            self._update = None
+        if self._updates.current is not None:
+            self._updates.current = None
         else:
             self.ledger.publish()
         return self._settle()
 
     def abort(self, tx: Transaction) -> None:
         """Take a stage back, where this operation has one. Raises Misuse after its commit has begun."""
-        if self._update is not None:
-            if self._update.operation != tx.operation:
-                return
-            self._update.abort()
-            self._update = None
+        if not self._updates.abort(tx.operation):
+            return
         status = self.ledger.status()
         if status["phase"] != "idle":
             if status["operation"] != tx.operation:
@@ -209,7 +206,7 @@ class Machinery:
 
     def transaction(self) -> tuple[LedgerPhase, str | None, Kind | None]:
         """Phase, operation and kind of what is staged, else of what was committed last."""
-        if (update := self._update) is not None:
+        if (update := self._updates.current) is not None:
             return update.phase, update.operation, Kind.UPDATE
         status = self.ledger.status()
         phase = LedgerPhase(status["phase"])
@@ -266,50 +263,27 @@ class Machinery:
             return self._closed() or GateReason.DRAINING
         return GateReason.SLEEPING if kind is Kind.SLEEP else GateReason.WAKING
 
-    def _in_the_way(self) -> tuple[Refusal, ...]:
-        if self._update is None:
-            return ()
-        text = f"operation {self._update.operation} is {self._update.phase} here; wait for it"
-        return (Refusal(RejectCode.CONFLICT, text),)
-
     def _plan_update(self, operation: str, request: OperationRequest) -> Planned:
-        """Reads only. Raises WeightsRefused."""
-        if refusals := self._in_the_way():
-            return Planned(None, refusals)
-        if (phase := self.ledger.status()["phase"]) != "idle":
-            text = f"another operation is {phase} here; wait for it"
-            return Planned(None, (Refusal(RejectCode.CONFLICT, text),))
-        if (refusal := why_not(self.ledger.parked_tags)) is not None:
-            return Planned(None, (refusal,))
-        digest, size_bytes = self.engine.check_weights(self._sources.find(request))
-        self._planned = operation
-        self.engine.reap(False)
-        # They lie in host memory from the stage to the commit.
-        return Planned(None, (), {"digest": digest, "host_bytes": size_bytes})
-
-    def _stage_update(self, tx: Transaction, deadline: float) -> Planned:
-        assert tx.request is not None
-
-        def go_on() -> None:
-            if tx.aborting:
-                raise Stopped("the operation was aborted")
-            if time.monotonic() > deadline:
-                raise TimeoutError("the weights could not be read in time; allow more with timeout_s")
-
-        go_on()
-        staged = self.engine.stage_weights(self._sources.find(tx.request), go_on)
-        go_on()
-        self._update = Update(tx.operation, self.engine, staged)
-        return Planned(None, (), {"digest": staged.digest, "device_bytes": staged.size_bytes})
+        """Raises WeightsRefused."""
+        planned = self._updates.plan(request, self.ledger.status()["phase"], self.ledger.parked_tags)
+        if not planned.refusals:
+            self._planned = operation
+            self.engine.reap(False)
+        return planned
 
     def _commit_update(self, tx: Transaction) -> dict[str, Any]:
-        assert self._update is not None and self._update.operation == tx.operation
-        numbers = self._update.commit()
+        numbers = self._updates.commit(tx)
         lost = max(0, tx.prefix_tokens - self.prefix_tokens())
         self.undefined -= {TAG}
         self.weights_version += 1
         self._last = (tx.operation, Kind.UPDATE)
         return {**numbers, "prefix_tokens_lost": lost}
+
+    def _plan_reload(self, request: OperationRequest, plan: Plan) -> Reload | None:
+        """Of what this wake brings back without contents, or finds so. Raises WeightsRefused."""
+        wanted = request.tags is None or TAG in request.tags
+        undefined = wanted and TAG in self.undefined | undefined_by(plan)
+        return plan_reload(request, undefined, self.weights_version, self.engine)
 
     def _plan(self, operation: str, request: OperationRequest) -> Plan:
         modes = dict(request.restore)
@@ -340,7 +314,8 @@ class Machinery:
         tx.plan = planned.plan
         return planned
 
-    def _stage(self, tx: Transaction, plan: Plan, deadline: float) -> None:
+    def _stage(self, tx: Transaction, plan: Plan, reload: Reload | None, deadline: float) -> str:
+        """A digest of what was read from the source; empty where nothing was."""
         tx.in_ledger = self._working = True
         try:
             if tx.aborting:
@@ -349,15 +324,17 @@ class Machinery:
         finally:
             tx.in_ledger = self._working = False
         if plan.kind != "wake":
-            return
-        woken = {row["tag"] for row in plan.items if not row["noop"]}
-        if set(self.ledger.parked_tags) - woken:
-            return  # what the engine would recompute from is not all there yet; the last wake does it
+            return ""
         try:
-            self.engine.refresh()
+            # Nobody reads the memory before the commit: what is half written is without contents as before.
+            read = self.engine.reload_weights(tx.going_on(deadline, LATE)) if reload else ""
+            woken = {row["tag"] for row in plan.items if not row["noop"]}
+            if not set(self.ledger.parked_tags) - woken:
+                self.engine.refresh()  # else the last wake does it, with all there that it may recompute from
         except BaseException:
             self.ledger.abort()
             raise
+        return read
 
     def _quiesce(self, tx: Transaction, deadline: float) -> int:
         while True:

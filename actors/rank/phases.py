@@ -72,7 +72,7 @@ class Phases:
         async def work(tx: Transaction, call: PhaseCall) -> PhaseReply:
             tx.request = request
             planned = await asyncio.to_thread(self._machinery.plan, call.operation, request)
-            tx.plan = planned.plan
+            tx.plan, tx.reload = planned.plan, planned.reload
             self._planned = call.operation
             return self._reply(call, planned.refusals, **planned.numbers)
 

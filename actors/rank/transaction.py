@@ -3,28 +3,54 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from torpor.actors.messages import OperationRequest, Phase, PhaseReply
+from torpor.actors.messages import OperationRequest, Phase, PhaseReply, Refusal
+from torpor.actors.rank.reload import Reload
 from torpor.actors.rank.replies import is_noop
-from torpor.native import Plan
+from torpor.native import Plan, Stopped
 
 REMEMBERED = 16
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What an operation would do here."""
+
+    plan: Plan | None  # None: of an update, which the ledger has no part in
+    refusals: tuple[Refusal, ...]
+    numbers: dict[str, Any] = field(default_factory=dict)  # fields of a PhaseReply
+    reload: Reload | None = None
+
+
 @dataclass(slots=True)
 class Transaction:
-    """One operation on this rank. plan is the last one made: preflight's, then stage's."""
+    """One operation on this rank. plan and reload are of the last plan made: preflight's, then stage's."""
 
     operation: str
     request: OperationRequest | None = None
     plan: Plan | None = None
+    reload: Reload | None = None
     replies: dict[Phase, PhaseReply] = field(default_factory=dict)
     running: dict[Phase, asyncio.Task[PhaseReply]] = field(default_factory=dict)
     aborting: bool = False
     prefix_tokens: int = 0  # just before the stage
     in_ledger: bool = False  # the native stage runs: it can be stopped
+
+    def going_on(self, deadline: float, late: str) -> Callable[[], None]:
+        """For long work to call between two pieces: it raises when the stage is to end. late: the time-out's text."""
+
+        def go_on() -> None:
+            if self.aborting:
+                raise Stopped("the operation was aborted")
+            if time.monotonic() > deadline:
+                raise TimeoutError(late)
+
+        return go_on
 
     def said_yes(self, phase: Phase) -> bool:
         reply = self.replies.get(phase)
@@ -34,7 +60,8 @@ class Transaction:
     def changes_nothing(self) -> bool:
         """A sleep of what is parked, a wake of what is active (C1)."""
         moves = self.request is not None and self.request.kind.moves_memory
-        return moves and self.plan is not None and is_noop(self.plan)
+        still = self.plan is not None and is_noop(self.plan) and self.reload is None
+        return moves and still
 
     @property
     def is_open(self) -> bool:

@@ -15,8 +15,10 @@ from torpor.actors.engine.protocol import (
     WeightsSource,
 )
 from torpor.actors.messages import LedgerPhase, OperationRequest, Refusal, RejectCode
+from torpor.actors.rank.reload import TAG
+from torpor.actors.rank.transaction import Planned, Transaction
 
-TAG = "weights"
+LATE = "the weights could not be read in time; allow more with timeout_s"
 OpenHanded = Callable[[str], HandedTensors]
 
 
@@ -74,7 +76,7 @@ class Sources:
         return found
 
 
-def why_not(parked_tags: Sequence[str]) -> Refusal | None:
+def _why_not(parked_tags: Sequence[str]) -> Refusal | None:
     if TAG not in parked_tags:
         return None
     text = f"the tag {TAG!r} is asleep and cannot be written to; wake it first, kv_cache may stay asleep"
@@ -103,3 +105,56 @@ class Update:
         if self.phase is not LedgerPhase.STAGED:
             raise RuntimeError("the weights are being written; it can only go forward")
         self._staged = None
+
+
+class Updates:
+    """The update that this rank is in, from its stage to its publish."""
+
+    def __init__(self, engine: Engine, sources: Sources) -> None:
+        self.current: Update | None = None
+        self._engine = engine
+        self._sources = sources
+
+    def in_the_way(self) -> tuple[Refusal, ...]:
+        if self.current is None:
+            return ()
+        text = f"operation {self.current.operation} is {self.current.phase} here; wait for it"
+        return (Refusal(RejectCode.CONFLICT, text),)
+
+    def plan(self, request: OperationRequest, phase: str, parked_tags: Sequence[str]) -> Planned:
+        """Reads only. phase: the ledger's. Raises WeightsRefused."""
+        if refusals := self.in_the_way():
+            return Planned(None, refusals)
+        if phase != "idle":
+            text = f"another operation is {phase} here; wait for it"
+            return Planned(None, (Refusal(RejectCode.CONFLICT, text),))
+        if (refusal := _why_not(parked_tags)) is not None:
+            return Planned(None, (refusal,))
+        digest, size_bytes = self._engine.check_weights(self._sources.find(request))
+        # They lie in host memory from the stage to the commit.
+        return Planned(None, (), {"digest": digest, "host_bytes": size_bytes})
+
+    def stage(self, tx: Transaction, deadline: float) -> Planned:
+        """At rest. Raises WeightsRefused, Stopped, TimeoutError."""
+        assert tx.request is not None
+        go_on = tx.going_on(deadline, LATE)
+        go_on()
+        staged = self._engine.stage_weights(self._sources.find(tx.request), go_on)
+        go_on()
+        self.current = Update(tx.operation, self._engine, staged)
+        return Planned(None, (), {"digest": staged.digest, "device_bytes": staged.size_bytes})
+
+    def commit(self, tx: Transaction) -> dict[str, Any]:
+        """The numbers of a reply."""
+        assert self.current is not None and self.current.operation == tx.operation
+        return self.current.commit()
+
+    def abort(self, operation: str) -> bool:
+        """False: another operation's is here, and stays. Raises RuntimeError after the first write."""
+        if self.current is None:
+            return True
+        if self.current.operation != operation:
+            return False
+        self.current.abort()
+        self.current = None
+        return True

@@ -10,6 +10,7 @@ from torpor.actors.config import RankSpec
 from torpor.actors.engine.protocol import (
     EventSink,
     InvalidPrompt,
+    OwnSource,
     StagedWeights,
     WeightsRefused,
     WeightsSource,
@@ -37,6 +38,10 @@ class ToyEngine:
         self.refresh_error = ""
         self.resumed = 0
         self.forgotten = 0
+        self.reloaded = 0
+        self.pieces, self.piece_s, self.fails_at = 3, 0.0, -1  # of a reload
+        self.source_error, self.source_changed = "", False
+        self.changes: list[bool] = []  # as weights_changed was told
         self.steps = 0
         self._running: dict[str, list[int]] = {}  # request → tokens said, tokens wanted
         self._cancelled: set[str] = set()
@@ -119,6 +124,23 @@ class ToyEngine:
 
     def forget_prefixes(self) -> None:
         self.forgotten += 1
+
+    def check_source(self) -> OwnSource:
+        if self.source_error:
+            raise WeightsRefused(self.source_error)
+        return OwnSource("the toy", "d", WEIGHTS_BYTES, 0, self.source_changed)
+
+    def reload_weights(self, go_on: Callable[[], None]) -> str:
+        for piece in range(self.pieces):
+            go_on()
+            if self.fails_at == piece:
+                raise OSError("the source's disk has failed")
+            time.sleep(self.piece_s)
+        self.reloaded += 1
+        return "r"
+
+    def weights_changed(self, others: bool) -> None:
+        self.changes.append(others)
 
     def error(self) -> str:
         return self._error

@@ -84,7 +84,7 @@ class EngineRank:
         tags: Sequence[str] | None = None,
         restore: Mapping[str, str] | None = None,
         drain: DrainSpec | None = None,
-        **fields: str,
+        **fields: object,
     ) -> str:
         """Preflight to stage; the operation's id. Fails with the reply that was not ok."""
         operation = f"op-{next(self.operations)}"
@@ -110,8 +110,8 @@ class EngineRank:
     async def sleep(self, *tags: str, **more: Any) -> PhaseReply:
         return await self.operate(Kind.SLEEP, *tags, **more)
 
-    async def wake(self, *tags: str) -> PhaseReply:
-        return await self.operate(Kind.WAKE, *tags)
+    async def wake(self, *tags: str, **more: Any) -> PhaseReply:
+        return await self.operate(Kind.WAKE, *tags, **more)
 
     async def update(self, path: object, **more: Any) -> PhaseReply:
         return await self.operate(Kind.UPDATE, "weights", weights_path=str(path), **more)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.checkpoints import write_tokenizer
 from support.engine_host import EngineHost, Oracle, dummy_spec, write_config
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -93,15 +94,6 @@ def test_an_unknown_engine_or_a_senseless_bound_is_refused_at_once(tiny: Path) -
         wrong = replace(spec, model=replace(spec.model, engine=replace(spec.model.engine, **engine)))
         with pytest.raises(ModelRefused, match=says):
             make_engine(wrong, host.ledger, host.device)
-
-
-def write_tokenizer(folder: Path) -> None:
-    """Words are single letters."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    tokens = Tokenizer(models.WordLevel({chr(97 + i): i for i in range(26)}, unk_token="a"))
-    PreTrainedTokenizerFast(tokenizer_object=tokens).save_pretrained(folder)
 
 
 def test_a_safetensors_folder_is_served(tiny: Path, tmp_path: Path) -> None:

@@ -8,14 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from support.checkpoints import write_gguf, write_tensors
 from support.engine_host import Oracle, dummy_spec, write_config
 from support.engine_rank import EngineRank, engine_rank
-from transformers import LlamaForCausalLM
 
 from torpor.actors.config import RankSpec
 from torpor.actors.messages import (
@@ -41,19 +39,12 @@ def new(tiny: Path) -> Oracle:
     return Oracle(tiny, seed=7)
 
 
-def write(folder: Path, tensors: Tensors, config: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(config.read_text())
-    save_file(tensors, folder / "model.safetensors")
-    return folder
-
-
 @pytest.fixture(scope="module")
 def checkpoint(new: Oracle, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A safetensors folder with them, under a root of its own."""
     folder = tmp_path_factory.mktemp("roots") / "new"
     tensors = {name: tensor.clone() for name, tensor in new.model.named_parameters()}
-    return write(folder, tensors, tiny)
+    return write_tensors(folder, tensors, tiny)
 
 
 @pytest.fixture
@@ -99,39 +90,6 @@ async def test_new_weights_say_what_a_model_loaded_with_them_says_also_after_a_s
         assert await say(rank, "later") == expected
         status = await rank.core.status()
         assert (status.weights_version, status.gate_open, status.kind) == (1, True, Kind.WAKE)
-
-
-def write_gguf(path: Path, model: LlamaForCausalLM) -> Path:
-    """As converters do: names of their own, and the rotary halves of q and k interleaved."""
-    config, names = (
-        model.config,
-        gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.config.num_hidden_layers),
-    )
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    for name, tensor in model.named_parameters():
-        value, heads = tensor.detach().numpy(), 0
-        if ".q_proj" in name or ".k_proj" in name:
-            heads = config.num_attention_heads if ".q_proj" in name else config.num_key_value_heads
-            halves = value.reshape(heads, 2, -1, value.shape[1])
-            value = np.ascontiguousarray(halves.swapaxes(1, 2).reshape(value.shape))
-        stem = names.get_name(name.removesuffix(".weight"))
-        assert stem is not None, name
-        writer.add_tensor(f"{stem}.weight", value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 async def test_a_gguf_file_updates_a_model_too(spec: RankSpec, new: Oracle, checkpoint: Path) -> None:
@@ -265,7 +223,7 @@ async def test_weights_that_do_not_fit_are_refused_by_name_before_anything_is_wr
     """C10."""
     tensors = load_file(checkpoint / "model.safetensors")
     spoil(tensors)
-    folder = write(checkpoint.parent / f"bad {spoil.__name__}", tensors, checkpoint / "config.json")
+    folder = write_tensors(checkpoint.parent / f"bad {spoil.__name__}", tensors, checkpoint / "config.json")
     async with engine_rank(spec) as rank:
         before = {name: tensor.clone() for name, tensor in parameters(rank).items()}
         with pytest.raises(AssertionError, match=says) as refused:
@@ -279,7 +237,7 @@ async def test_nothing_outside_of_the_roots_is_read_whatever_links_say(
     spec: RankSpec, tiny: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
     roots = checkpoint.parent
-    outside = write(tmp_path / "outside", load_file(checkpoint / "model.safetensors"), tiny)
+    outside = write_tensors(tmp_path / "outside", load_file(checkpoint / "model.safetensors"), tiny)
     (roots / "link").symlink_to(outside)
     (roots / "files").mkdir()
     (roots / "files" / "config.json").symlink_to(outside / "config.json")
@@ -308,7 +266,7 @@ async def test_weights_of_a_model_that_computes_otherwise_are_refused(
     spec: RankSpec, checkpoint: Path
 ) -> None:
     """All shapes fit."""
-    folder = write(
+    folder = write_tensors(
         checkpoint.parent / "other", load_file(checkpoint / "model.safetensors"), checkpoint / "config.json"
     )
     write_config(folder, rms_norm_eps=0.5)
