@@ -16,6 +16,7 @@ from torpor.actors.messages import (
     Kind,
     MakeRoom,
     OnConflict,
+    OnDiscard,
     OnExpiry,
     OperationRequest,
     RejectCode,
@@ -62,7 +63,11 @@ class OperationBody(_Body):
 
 
 class WakeBody(OperationBody):
+    """on_discard: of weights that come back without contents; by default as the model is configured."""
+
     make_room: Literal["none", "idle"] = "none"  # idle: put idle neighbours to sleep when there is no memory
+    on_discard: Literal["reload", "wait"] | None = None
+    accept_stale_weights: bool = False  # weights that were updated may come back as their source has them
 
 
 class SleepBody(OperationBody):
@@ -190,7 +195,8 @@ def to_request(
     drain, restore, overflow = DrainSpec(), {}, "reject"
     own: dict[str, Any] = {}
     if isinstance(body, WakeBody):
-        own = {"make_room": MakeRoom(body.make_room)}
+        own = {"make_room": MakeRoom(body.make_room), "accept_stale_weights": body.accept_stale_weights}
+        own["on_discard"] = OnDiscard(body.on_discard) if body.on_discard is not None else None
     if isinstance(body, SleepBody):
         own = {"wake_on_request": body.wake_on_request, "lease_s": body.lease_s}
         own["on_expiry"] = OnExpiry(body.on_expiry or OnExpiry.KEEP)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from torpor.actors.coordinator.records import effective_tags
+from torpor.actors.coordinator.records import WITHOUT_CONTENTS, effective_tags
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
-from torpor.actors.messages import Kind, RankStatus, RestoreMode
+from torpor.actors.messages import Kind, RankStatus
 
 
 def contents_after(runtime: ModelRuntime, run: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -24,7 +24,8 @@ def contents_after(runtime: ModelRuntime, run: Run) -> tuple[tuple[str, ...], tu
             undefined |= set(status.undefined_tags) - wanted
         else:
             parked |= set(status.parked_tags) - wanted
-            undefined |= set(status.undefined_tags) | (_without_contents(status) & wanted)
+            lost = set(status.undefined_tags) | (_without_contents(status) & wanted)
+            undefined |= lost - {"weights"} if _reloaded(run) else lost
     return tuple(sorted(parked)), tuple(sorted(undefined))
 
 
@@ -33,16 +34,24 @@ def paused_after(runtime: ModelRuntime, run: Run) -> bool:
 
 
 def version_after(runtime: ModelRuntime, run: Run) -> int:
-    """Of the weights."""
+    """Of the weights. An update says it in its record, too."""
     known = runtime.published.weights_version
-    if run.request.kind is not Kind.UPDATE:
-        return known
     told = [s.weights_version for s in runtime.statuses.values() if s.operation == run.operation.id]
-    run.operation.weights_version = max(told, default=known + 1)
-    return run.operation.weights_version
+    if run.request.kind is Kind.UPDATE:
+        run.operation.weights_version = max(told, default=known + 1)
+        return run.operation.weights_version
+    # They are the source's again, whatever had been pushed since.
+    return max(told, default=0) if _reloaded(run) else known
+
+
+def _reloaded(run: Run) -> bool:
+    return run.machine is not None and run.machine.gathering.reload_bytes > 0
 
 
 def _without_contents(status: RankStatus) -> set[str]:
     """Tags that sleep with a mode that keeps nothing, of those whose contents a model needs."""
-    lost = (RestoreMode.NONE.value, RestoreMode.MEMSET.value)
-    return {str(row["tag"]) for row in status.memory if row.get("mode") in lost and row["tag"] == "weights"}
+    return {
+        str(row["tag"])
+        for row in status.memory
+        if row.get("parked") and row.get("mode") in WITHOUT_CONTENTS and row["tag"] == "weights"
+    }

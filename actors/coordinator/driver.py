@@ -239,7 +239,9 @@ class Driver:
 
     def _stage_s(self) -> float:
         plans = [slot.plan for slot in self.machine.slots if slot.plan is not None]
-        moved = max((max(plan.kept_bytes + plan.device_bytes, plan.host_bytes) for plan in plans), default=0)
+        moved = max(
+            (max(p.kept_bytes + p.device_bytes + p.reload_bytes, p.host_bytes) for p in plans), default=0
+        )
         return self._capped(self._deadlines.stage_s + moved / self._deadlines.stage_bytes_per_s)
 
     def _weights_bytes(self) -> int:

@@ -279,6 +279,11 @@ class Gathering:
         parked = {tag for slot in self.slots if slot.status for tag in slot.status.parked_tags}
         return bool(parked if tags is None else parked & set(tags))
 
+    @property
+    def reload_bytes(self) -> int:
+        """Of weights, that the ranks read from their source in this wake."""
+        return sum(slot.plan.reload_bytes for slot in self.slots if slot.plan is not None)
+
     def first_refusal(self) -> Refusal | None:
         """A lost rank explains more than a refusal that it brought about."""
         if self.mismatch is not None:

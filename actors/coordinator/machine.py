@@ -256,7 +256,8 @@ class Machine:
         if self.step is not Step.RESERVE:
             return Signal.YES
         opens = self.request.kind in (Kind.WAKE, Kind.UNPAUSE)
-        self.noop = opens and not self.gathering.anything_closed(self.request.tags)
+        changes = self.gathering.anything_closed(self.request.tags) or self.gathering.reload_bytes > 0
+        self.noop = opens and not changes
         if self.request.dry_run or self.noop:
             return Signal.PLANNED
         return Signal.GO_LOCK if opens else Signal.GO_DRAIN

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from torpor.actors.messages import (
     Kind,
     LedgerPhase,
+    OnDiscard,
     OperationRequest,
     Phase,
     PhaseCall,
@@ -46,10 +47,12 @@ class _Plan:
     kind: Kind
     tags: tuple[str, ...]  # those that change
     modes: dict[str, RestoreMode]
+    reload: bool = False  # of the weights, from their source
 
     @property
     def digest(self) -> str:
-        return f"{self.kind}:{','.join(f'{tag}={self.modes[tag]}' for tag in self.tags)}"
+        again = "reload:" if self.reload else ""
+        return f"{again}{self.kind}:{','.join(f'{tag}={self.modes[tag]}' for tag in self.tags)}"
 
 
 _BLANK = PhaseReply("", Phase.PREFLIGHT, 0, 0, "", ok=True)
@@ -74,6 +77,7 @@ class MemoryLedger:
         self.kept: dict[str, int] = {}  # host bytes by tag
         self.undefined: set[str] = set()
         self.weights_version = 0
+        self.written: int | None = 0  # the version whose bytes are really there, or kept; None: rubbish
         self.paused = False
         self.resets = 0
         self.looks_ahead = False  # as the native one, refuses in preflight what its device has no room for
@@ -94,6 +98,7 @@ class MemoryLedger:
         self.device.give(self.owner, sum(self.sizes[tag] for tag in parked))
         self.parked = dict(parked)
         self.kept = {tag: self.sizes[tag] for tag, mode in parked.items() if mode.preserves}
+        self.written = None if "weights" in parked and "weights" not in self.kept else 0
 
     def accept(self) -> PhaseReply:
         return _BLANK
@@ -140,7 +145,8 @@ class MemoryLedger:
         sleep = request.kind is Kind.SLEEP
         tags = tuple(tag for tag in wanted if (tag in self.parked) is not sleep)
         modes = {tag: request.restore.get(tag, self.modes.get(tag, RestoreMode.PINNED)) for tag in tags}
-        self._plan = _Plan(call.operation, request.kind, tags, modes)
+        reload = "weights" in wanted and self._reloads(request)
+        self._plan = _Plan(call.operation, request.kind, tags, modes, reload)
         size = sum(self.sizes[tag] for tag in tags)
         if self.looks_ahead and not sleep and size > self.device.free_bytes:
             return self.refuse(self._no_room(size))
@@ -152,8 +158,15 @@ class MemoryLedger:
             device_bytes=0 if sleep else size,
             kept_bytes=kept,
             host_bytes=kept,
+            reload_bytes=self.sizes["weights"] if reload else 0,
             modes={tag: mode.value for tag, mode in modes.items()},
         )
+
+    def _reloads(self, request: OperationRequest) -> bool:
+        discarded = "weights" in self.parked and not self.parked["weights"].preserves
+        allowed = self.weights_version == 0 or request.accept_stale_weights
+        wanted = request.kind is Kind.WAKE and request.on_discard is OnDiscard.RELOAD
+        return wanted and allowed and (discarded or "weights" in self.undefined)
 
     def _plan_update(self, call: PhaseCall, request: OperationRequest) -> PhaseReply:
         if "weights" in self.parked:
@@ -187,6 +200,7 @@ class MemoryLedger:
         size = self._size(plan)
         if plan.kind is Kind.UPDATE:
             self.weights_version += 1
+            self.written = self.weights_version
             self.undefined.discard("weights")
         elif plan.kind in (Kind.PAUSE, Kind.UNPAUSE):
             self.paused = plan.kind is Kind.PAUSE
@@ -195,11 +209,16 @@ class MemoryLedger:
         elif plan.kind is Kind.SLEEP:
             self.device.give(self.owner, size)
             self.parked.update({tag: plan.modes[tag] for tag in plan.tags})
+            if "weights" in plan.tags and not plan.modes["weights"].preserves:
+                self.written = None
         else:
             for tag in plan.tags:
                 if tag == "weights" and not self.parked[tag].preserves:
                     self.undefined.add(tag)
                 del self.parked[tag]
+            if plan.reload:
+                self.undefined.discard("weights")
+                self.weights_version = self.written = 0
         self.phase = LedgerPhase.COMMITTED
         sleep = plan.kind is Kind.SLEEP
         self._committed = replace(

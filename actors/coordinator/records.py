@@ -21,6 +21,7 @@ from torpor.actors.messages import (
     MakeRoom,
     ModelState,
     OnConflict,
+    OnDiscard,
     OnExpiry,
     Operation,
     OperationRequest,
@@ -35,6 +36,7 @@ from torpor.actors.messages import (
     RestoreMode,
 )
 
+WITHOUT_CONTENTS = (RestoreMode.NONE.value, RestoreMode.MEMSET.value)
 _MODEL = TypeAdapter(ModelConfig)  # making it takes longer than all that is done with it
 
 
@@ -56,6 +58,12 @@ class Published:
     @property
     def hold(self) -> bool:
         return bool(self.holds)
+
+    @property
+    def version_there(self) -> int | None:
+        """Of the weights whose bytes are there, awake or kept asleep; None where they are without contents (C9)."""
+        lost = "weights" in self.undefined_tags or self.modes.get("weights") in WITHOUT_CONTENTS
+        return None if lost else self.weights_version
 
     def awake_again(self) -> Published:
         """What is left of it when its ranks were ended in order."""
@@ -111,6 +119,7 @@ def request_from_json(text: str) -> OperationRequest:
     raw["origin"] = Origin(raw.get("origin", Origin.CALLER))
     raw["on_expiry"] = OnExpiry(raw.get("on_expiry", OnExpiry.KEEP))
     raw["make_room"] = MakeRoom(raw["make_room"]) if raw.get("make_room") else None
+    raw["on_discard"] = OnDiscard(raw["on_discard"]) if raw.get("on_discard") else None
     raw["to"] = ModelState(raw["to"]) if raw.get("to") else None
     return OperationRequest(**raw)
 
@@ -194,8 +203,9 @@ def same_request(
         return False
     if one.releases != other.releases:
         return False
-    if (one.to, one.accept_stale_weights) != (other.to, other.accept_stale_weights):
-        return False
+    for name in ("to", "accept_stale_weights", "on_discard"):
+        if getattr(one, name) != getattr(other, name):
+            return False
     if one.kind in (Kind.UPDATE, Kind.RESET):
         return False  # a path says nothing of what is there now, and what came since is to be forgotten, too
     if one.lease_s is not None:
@@ -232,6 +242,8 @@ def fill(operation: Operation, machine: Machine) -> None:
     operation.prefix_tokens_lost = max(
         (_prefix_tokens_lost(slot, machine.request.dry_run) for slot in machine.slots), default=0
     )
+    if machine.request.dry_run or any(slot.committed is not None for slot in machine.slots):
+        operation.reloaded_bytes = machine.gathering.reload_bytes
     if machine.request.dry_run and machine.request.kind is Kind.WAKE:
         operation.needed_bytes = sum(
             slot.plan.device_bytes for slot in machine.slots if slot.plan is not None

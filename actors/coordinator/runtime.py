@@ -162,7 +162,7 @@ class ModelRuntime:
             tags=list(self.published.tags),
             hold=self.published.hold or self._becomes_hold(),
             holds=list(self.published.holds),
-            weights_version=self.published.weights_version,
+            weights_version=self.published.version_there,
             tensor_parallel=self.config.tensor_parallel,
             operation=run.operation.id if run is not None else None,
             ranks=list(statuses),

@@ -54,6 +54,12 @@ app = typer.Typer(
 )
 
 
+AcceptStale = Annotated[
+    bool,
+    typer.Option("--accept-stale-weights", help="Updated weights may come back as their source has them."),
+]
+
+
 @app.command()
 def serve(
     config: Annotated[
@@ -183,6 +189,11 @@ def wake(
     verify: Verify = None,
     timeout: Timeout = None,
     dry_run: DryRun = False,
+    on_discard: Annotated[
+        str | None,
+        typer.Option(metavar="reload|wait", help="Of weights without contents. Default: as configured."),
+    ] = None,
+    accept_stale_weights: AcceptStale = False,
     wait: Wait = True,
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
@@ -191,7 +202,14 @@ def wake(
     """Take the model's memory again."""
     with Client(url, token=read_token(token_file)) as client:
         record = client.wake(
-            model, tags=tag, verify=verify, timeout_s=timeout, dry_run=dry_run or None, wait=wait
+            model,
+            tags=tag,
+            verify=verify,
+            timeout_s=timeout,
+            dry_run=dry_run or None,
+            on_discard=on_discard,
+            accept_stale_weights=accept_stale_weights or None,
+            wait=wait,
         )
     Output(json).show(record, tables.operation)
 
@@ -202,12 +220,7 @@ def recover(
     to: Annotated[
         str | None, typer.Option(metavar="STATE", help="awake or asleep. Default: as it was.")
     ] = None,
-    accept_stale_weights: Annotated[
-        bool,
-        typer.Option(
-            "--accept-stale-weights", help="Updated weights may come back as their source has them."
-        ),
-    ] = False,
+    accept_stale_weights: AcceptStale = False,
     wait: Wait = True,
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,

@@ -99,13 +99,20 @@ class AsyncClient:
         on_conflict: str | None = None,
         verify: bool | None = None,
         make_room: str | None = None,
+        on_discard: str | None = None,
+        accept_stale_weights: bool | None = None,
         wait: bool = True,
         idempotency_key: str | None = None,
         generation: int | None = None,
     ) -> dict[str, Any]:
-        """make_room "idle": neighbours that nobody uses may be put to sleep for it."""
+        """make_room "idle": neighbours that nobody uses may be put to sleep for it.
+
+        on_discard "reload" or "wait": whether weights without contents are read from their source again, which
+        those that were updated since are only with accept_stale_weights.
+        """
         fields = {"tags": tags, "timeout_s": timeout_s, "dry_run": dry_run}
         fields |= {"on_conflict": on_conflict, "verify": verify, "make_room": make_room}
+        fields |= {"on_discard": on_discard, "accept_stale_weights": accept_stale_weights}
         return await self._send(
             operation_call(
                 "wake", model, wait=wait, idempotency_key=idempotency_key, generation=generation, **fields

@@ -43,7 +43,9 @@ class ModelMetrics:
                 self._state.labels(view.name, state.value).set(view.state is state)
             self._gate.labels(view.name).set(view.gate_open)
             self._held.labels(view.name).set(view.hold)
-            self._version.labels(view.name).set(view.weights_version)
+            self._version.labels(view.name).set(
+                float("nan") if view.weights_version is None else view.weights_version
+            )
             self._doubt.labels(view.name).set(sum(is_in_doubt(view, status) for status in view.ranks))
             for status in view.ranks:
                 self._show_rank(view, status)

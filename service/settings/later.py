@@ -24,7 +24,6 @@ class LaterKey:
 
 LATER_KEYS = (
     LaterKey("models.*.prefill_backup", False),
-    LaterKey("models.*.on_discard", "wait"),
     LaterKey("host_pool.prefill", False),
 )
 

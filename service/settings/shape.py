@@ -26,7 +26,7 @@ from torpor.actors.config import (
     PlacementConfig,
     RecoverPolicy,
 )
-from torpor.actors.messages import RestoreMode
+from torpor.actors.messages import OnDiscard, RestoreMode
 from torpor.service.addresses import is_loopback
 from torpor.service.ending import EndTimes
 from torpor.service.limits.bounds import Bounds
@@ -95,6 +95,7 @@ class ModelSettings(_Section):
     gpus_per_rank: Annotated[float, Field(gt=0, le=1)] | None = None
     placement: PlacementSettings = PlacementSettings()
     recover: Literal["auto", "manual"] = "auto"
+    on_discard: Literal["reload", "wait"] = "reload"
 
     @model_validator(mode="after")
     def _bundles_fit(self) -> Self:
@@ -299,6 +300,7 @@ def _model_config(model: ModelSettings) -> ModelConfig:
         sleep_after_idle_s=model.sleep_after_idle_s,
         gpus_per_rank=model.gpus_per_rank,
         recover=RecoverPolicy(model.recover),
+        on_discard=OnDiscard(model.on_discard),
         placement=PlacementConfig(
             model.placement.group,
             tuple(model.placement.bundles) if model.placement.bundles is not None else None,

@@ -102,10 +102,16 @@ def test_waking_a_subset_leaves_the_gate_closed_until_nothing_is_parked(server: 
     assert server.chat(QUESTION).status_code == 200
 
 
-def test_weights_woken_without_contents_are_not_served(server: Server) -> None:
-    """C9, F27. Last in this file: this version has no weight update, so the model stays undefined."""
-    server.http.post("/sleep", json={"tags": ["weights"], "restore": {"weights": "none"}}).raise_for_status()
-    server.http.post("/wake", json={}).raise_for_status()
+def test_weights_woken_without_contents_are_not_served_until_they_are_read_again(server: Server) -> None:
+    """C9, F27."""
+    first, _ = answer(server)
+    discard = {"restore": {"weights": "none", "kv_cache": "none"}}
+    server.http.post("/sleep", json=discard).raise_for_status()
+    server.http.post("/wake", json={"on_discard": "wait"}).raise_for_status()
     refused = server.chat(QUESTION)
     assert refused.status_code == 503
     assert "contents_undefined" in refused.text
+    server.http.post("/sleep", json=discard).raise_for_status()
+    woken = server.http.post("/wake", json={}).raise_for_status().json()
+    assert woken["reloaded_bytes"] > 400 * MIB
+    assert answer(server)[0] == first

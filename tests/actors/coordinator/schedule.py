@@ -22,6 +22,7 @@ from torpor.actors.messages import (
     LedgerPhase,
     ModelState,
     OnConflict,
+    OnDiscard,
     OnExpiry,
     Operation,
     OperationRequest,
@@ -68,7 +69,12 @@ class Schedule:
         choice = self.random.choice
         policy, idle_s = choice(list(RecoverPolicy)), choice((None, None, 8.0))
         self.models = tuple(
-            replace(model, recover=policy, sleep_after_idle_s=idle_s if model.name == "solo" else None)
+            replace(
+                model,
+                recover=policy,
+                on_discard=choice(list(OnDiscard)),
+                sleep_after_idle_s=idle_s if model.name == "solo" else None,
+            )
             for model in CONFIG.models
         )
         latencies_s = choice(((0.0,), (0.0, 0.0, 0.02)))
@@ -139,6 +145,8 @@ class Schedule:
             lease_s=choice((None, None, 6.0)) if sleep else None,
             releases=choice(self.accepted) if not sleep and self.accepted and choice(RARELY) else "",
             on_expiry=choice(list(OnExpiry)),
+            on_discard=None if sleep else choice((None, None, *OnDiscard)),
+            accept_stale_weights=not sleep and self.random.random() < 0.2,
             origin=choice((Origin.CALLER, Origin.CALLER, Origin.IDLENESS if sleep else Origin.REQUEST)),
         )
 

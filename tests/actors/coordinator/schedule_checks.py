@@ -48,6 +48,10 @@ class Watcher:
                     ledger.parked or ledger.undefined or ledger.phase is not LedgerPhase.IDLE
                 ):
                     self.broken.append(f"gate open {when}, rank {each.rank}: {ledger.phase}, {ledger.parked}")
+                if not each.dead and ledger.written != ledger.weights_version:
+                    self.broken.append(
+                        f"gate open {when}, rank {each.rank}: version {ledger.weights_version} of {ledger.written}"
+                    )
         if rank.device.free_bytes < 0:
             self.broken.append(f"{rank.device.id} overcommitted {when}")
         if moment == "after":
@@ -140,6 +144,8 @@ class Watcher:
             self.broken.append(f"{name} has paused {ledger.paused}, published is {published.paused}")
         if ledger.weights_version != leader.ledger.weights_version:
             self.broken.append(f"{name} has weights {ledger.weights_version} and its leader others")
+        if published.version_there not in (None, ledger.written):
+            self.broken.append(f"{name} has {ledger.written}, told is {published.version_there}")
         mapped = RANK_BYTES - sum(SIZES[tag] for tag in parked)
         if rank.device.used[ledger.owner] != mapped:
             self.broken.append(f"{name} has {rank.device.used[ledger.owner]}, not {mapped}")

@@ -12,6 +12,7 @@ from torpor.actors.messages import (
     GateReason,
     Kind,
     ModelState,
+    OnDiscard,
     OperationState,
     RankOutcome,
     RejectCode,
@@ -140,7 +141,7 @@ def test_weights_that_woke_without_contents_keep_the_gate_closed(rig: Rig) -> No
 
     async def story() -> None:
         await rig.do(asking(Kind.SLEEP, restore={"weights": RestoreMode.NONE, "kv_cache": RestoreMode.NONE}))
-        assert (await rig.do(WAKE)).state is OperationState.SUCCEEDED
+        assert (await rig.do(asking(Kind.WAKE, on_discard=OnDiscard.WAIT))).state is OperationState.SUCCEEDED
         for view in (await rig.coordinator.model("chat"), (await rig.coordinator.models())[0]):
             assert view.state is ModelState.AWAKE and view.parked_tags == []
             assert (view.gate_open, view.gate_reason) == (False, GateReason.CONTENTS_UNDEFINED)

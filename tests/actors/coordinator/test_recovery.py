@@ -17,6 +17,7 @@ from torpor.actors.messages import (
     Kind,
     ModelState,
     OnConflict,
+    OnDiscard,
     Operation,
     OperationState,
     Origin,
@@ -125,7 +126,7 @@ def test_a_model_that_woke_without_its_weights_gets_them_from_their_source(tmp_p
 
     async def story() -> None:
         await rig.do(asking(Kind.SLEEP, restore={"weights": RestoreMode.NONE}))
-        await rig.do(WAKE)
+        await rig.do(asking(Kind.WAKE, on_discard=OnDiscard.WAIT))
         assert (await rig.coordinator.model("chat")).gate_reason is GateReason.CONTENTS_UNDEFINED
         assert not rig.gate_open()
         assert (await rig.do(RECOVER)).state is OperationState.SUCCEEDED
