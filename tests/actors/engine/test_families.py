@@ -20,6 +20,8 @@ from torpor.actors.engine.loader import read_config
 from torpor.actors.engine.source import resolve
 from torpor.native import Device
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LENGTHS = (1, 7, 8, 9, 17, 50, 90)  # on and off the borders of blocks, chunks and windows
 WINDOWED = ("mistral", "gemma3", "gpt_oss")
 

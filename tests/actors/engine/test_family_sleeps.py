@@ -20,6 +20,8 @@ from support.kept_rows import keep_row
 
 from torpor.actors.config import NodeBudget
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ALL = [Case(restore, drain) for restore in RESTORES for drain in DRAINS]
 NOTES = (
     "Each family's small random model, one rank on a host device, float32: for each restore mode of kv_cache and "

@@ -20,6 +20,8 @@ from torpor.actors.config import MIB, KvCacheConfig, RankSpec
 from torpor.actors.messages import FinishReason
 from torpor.native import Device
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STREAMS = 32
 LEAST_TURNS = 2
 LONG_S = 75.0  # eight families: ten minutes

@@ -15,6 +15,8 @@ from support.families import FAMILIES, family_spec, write_family
 
 from torpor.actors.engine.protocol import TensorSpec, WeightsRefused, WeightsSource
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPT = [random.Random(f"weights {i}").randrange(256) for i in range(40)]
 
 
