@@ -10,6 +10,7 @@ import torch
 from support.engine_host import Oracle
 from support.engine_rank import WAIT_S, EngineRank
 
+from torpor.actors.engine.engine import TransformersEngine
 from torpor.actors.engine.plan import Chunk
 from torpor.actors.messages import (
     DrainMode,
@@ -47,6 +48,22 @@ class Case:
     @property
     def discards(self) -> bool:
         return self.restore in DISCARDING
+
+
+def probe(engine: TransformersEngine) -> torch.Tensor:
+    """(vocabulary,) logits after KNOWN, computed between two steps over pages that are given back at once."""
+    engine.quiesce(WAIT_S)
+    try:
+        book, runner, key = engine._book, engine._loop._runner, 10**6  # type: ignore[union-attr]
+        assert book is not None
+        book.create(key, "a scope of its own", KNOWN)
+        assert book.resume(key) and book.resize(key, len(KNOWN))
+        rows = runner.forward([Chunk(key, 0, tuple(KNOWN), True)])
+        book.close(key)
+    finally:
+        engine.resume()
+    assert rows is not None
+    return rows[0]
 
 
 @dataclass
@@ -135,24 +152,14 @@ class FamilySleeps:
     def _look(self) -> Before:
         """Between two steps."""
         engine = self.rank.engine
-        assert engine._book is not None and engine._loop is not None and engine._manager is not None
+        assert engine._loop is not None
         pages = engine._loop._runner._pages
         addresses = {name: tensor.data_ptr() for name, tensor in self._tensors().items()}
         for layer in range(len(pages.keys) + len(pages.states)):
             views = pages.states.get(layer) or {"k": pages.keys[layer], "v": pages.values[layer]}
             addresses |= {f"{role} of layer {layer}": view.data_ptr() for role, view in views.items()}
         buffers = {name: tensor.clone() for name, tensor in self.module.named_buffers()}
-        engine.quiesce(WAIT_S)
-        try:
-            book, key = engine._book, 10**6
-            book.create(key, "a scope of its own", KNOWN)
-            assert book.resume(key) and book.resize(key, len(KNOWN))
-            row = engine._loop._runner.forward([Chunk(key, 0, tuple(KNOWN), True)])
-            book.close(key)
-        finally:
-            engine.resume()
-        assert row is not None
-        return Before(row[0], addresses, buffers)
+        return Before(probe(engine), addresses, buffers)
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         return dict(self.module.named_parameters()) | dict(self.module.named_buffers())

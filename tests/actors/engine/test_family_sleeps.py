@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.engine_host import Oracle
+import torch
+from support.engine_host import EngineHost, Oracle
 from support.engine_rank import engine_rank
 from support.families import FAMILIES, family_spec, write_family
-from support.family_sleeps import DRAINS, RESTORES, Case, FamilySleeps
+from support.family_sleeps import DRAINS, KNOWN, RESTORES, REUSED_TOKENS, TAGS, Case, FamilySleeps, probe
 from support.kept_rows import keep_row
 
 from torpor.actors.config import NodeBudget
@@ -81,3 +82,26 @@ async def test_every_family_through_every_restore_mode_and_every_drain_mode(
         "seconds": seconds,
     }
     keep_row("families", ("family",), row, NOTES)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.long)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_gives_the_same_logits_and_tokens_after_a_sleep(
+    family: str, dtype: str, tmp_path: Path
+) -> None:
+    """F13: of the oracle these texts are not, as rounding depends on the batch; of themselves they are."""
+    with EngineHost(family_spec(tmp_path, family, dtype=dtype), disk=tmp_path) as host:
+        first = host.tell(KNOWN, max_tokens=20)
+        before = probe(host.engine)
+        assert before.dtype == getattr(torch, dtype) and bool(before.isfinite().all())
+        for mode in ("pinned", "disk"):
+            host.sleep(TAGS, mode)
+            host.wake(TAGS)
+            assert torch.equal(probe(host.engine), before)
+        again = host.tell(KNOWN, max_tokens=20)
+        assert again.cached == REUSED_TOKENS
+        host.sleep(["kv_cache"], "none")
+        host.wake(["kv_cache"])
+        anew = host.tell(KNOWN, max_tokens=20)
+        assert (anew.cached, anew.tokens) == (0, first.tokens)
+        assert host.engine.error() == ""
