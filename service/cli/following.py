@@ -45,10 +45,10 @@ def following(
         watcher.join()
 
 
-def make_progress(console: Console) -> Progress:
-    """Gone when it is done."""
+def make_progress(console: Console, shown: bool = True) -> Progress:
+    """Gone when it is done; nothing at all but on a terminal."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)
+    return Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal))
 
 
 def _watch(client: Client, kind: str, model: str | None, console: Console, over: threading.Event) -> None:

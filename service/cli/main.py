@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import typer
 
-from torpor.service.cli.commands import hosting, lives, looking, memory
+from torpor.service.bench.errors import BenchError
+from torpor.service.cli.commands import hosting, lives, looking, measuring, memory
 from torpor.service.cli.session import Connect
 from torpor.service.client.errors import (
     BadRequest,
@@ -39,7 +40,8 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "cancel": looking.cancel,
     "events": looking.events,
     "audit": looking.audit,
-    "doctor": hosting.doctor,
+    "bench": measuring.bench,
+    "doctor": measuring.doctor,
     "version": hosting.version,
 }
 
@@ -70,7 +72,7 @@ def main(arguments: Sequence[str] | None = None, connect: Connect | None = None)
         if "--json" in given:
             print(json.dumps(error.body, indent=2))
         return _complain(str(error), _problem_exit(error))
-    except (ServeError, SettingsError, DefaultModelError, ClientError) as error:
+    except (ServeError, SettingsError, DefaultModelError, ClientError, BenchError) as error:
         return _complain(str(error), USAGE if isinstance(error, SettingsError) else FAILED)
     return DONE
 

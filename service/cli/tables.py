@@ -138,6 +138,18 @@ def doctor(records: Sequence[Record]) -> RenderableType:
     return Group(table, *([Text("To mend", style="bold"), *mends] if mends else [Text("All is well.")]))
 
 
+def bench(record: Record) -> RenderableType:
+    """Milliseconds, medians of the rounds; in brackets the fastest and the slowest pair."""
+    title = f"{show_bytes(record['size_bytes'])} on {record['device']}, ms"
+    table = _table("contents", "by", "sleep", "wake", "pair", "pair, range", title=title)
+    for one in record["rows"]:
+        medians = [f"{one[f'{name}_s']['median'] * 1e3:.1f}" for name in ("sleep", "wake", "pair")]
+        pair = one["pair_s"]
+        span = f"{pair['min'] * 1e3:.1f} to {pair['max'] * 1e3:.1f}"
+        table.add_row(one["what"], escape(one["who"]), *medians, span)
+    return table
+
+
 def _difference(record: Record) -> str:
     return escape(f"{record['key']}: {record['old']} → {record['new']}")
 

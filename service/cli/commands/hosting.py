@@ -1,4 +1,4 @@
-"""Commands about this machine and the cluster: serve, apply, doctor, version."""
+"""Commands about this machine and the cluster: serve, apply, version."""
 
 from __future__ import annotations
 
@@ -52,14 +52,6 @@ def apply(
     """Make a running Ray cluster as a file says: create, change and recreate models; start the coordinator if need be."""
     wishes = Wishes(file, address, dry_run, prune, json, timeout if wait else 0.0)
     raise typer.Exit(run_apply(wishes))
-
-
-def doctor(json: Json = False) -> None:
-    """What of this machine is in the way, and how it is mended. Exits 1 where something is a fault."""
-    # Here, so that the other commands do not wait for the native core.
-    from torpor.service.cli.doctor_command import run_doctor
-
-    raise typer.Exit(run_doctor(json))
 
 
 def version() -> None:
