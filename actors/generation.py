@@ -23,8 +23,16 @@ class Sampling:
     max_tokens: int | None = None  # None: what the context leaves (bounded by the engine)
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0  # of the likeliest tokens; 0: of all
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()  # end the text as the model's own end does
+    ignore_eos: bool = False
+    min_tokens: int = 0  # before that, nothing that ends the text is chosen
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+    logprobs: int | None = None  # of the chosen token and so many of the likeliest; None: of none
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,19 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural logarithm of a token's probability as the model gave it, before temperature and penalties.
+
+    text: of this token alone; top: the likeliest in its place, likeliest first.
+    """
+
+    token_id: int
+    text: str
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """Some new text of one request; the last one has finish_reason set and the counts filled."""
 
@@ -51,12 +72,14 @@ class TokenEvent:
     completion_tokens: int = 0
     cached_tokens: int = 0
     error: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()  # of token_ids, where they were asked for
 
 
 class Admission(StrEnum):
     ADMITTED = "admitted"
     CLOSED = "closed"
-    INVALID = "invalid"  # e.g. longer than the context; `detail` says so
+    INVALID = "invalid"  # `detail` says so
+    TOO_LONG = "too_long"  # for the context; `detail` says by how much
     FULL = "full"  # the engine's waiting list is at its bound
 
 

@@ -17,6 +17,7 @@ from torpor.actors.generation import FinishReason as FinishReason
 from torpor.actors.generation import GenerateRequest as GenerateRequest
 from torpor.actors.generation import Sampling as Sampling
 from torpor.actors.generation import TokenEvent as TokenEvent
+from torpor.actors.generation import TokenLogprob as TokenLogprob
 from torpor.actors.wishes import DrainMode as DrainMode
 from torpor.actors.wishes import DrainSpec as DrainSpec
 from torpor.actors.wishes import MakeRoom as MakeRoom

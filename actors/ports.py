@@ -194,7 +194,11 @@ class LeaderLost(GateClosed):
 
 
 class InvalidRequest(Exception):
-    """The engine cannot serve this request as it is (context length, unknown role, …)."""
+    """The engine cannot serve this request as it is (an unknown role, a token that the model lacks, …)."""
+
+
+class ContextTooLong(InvalidRequest):
+    """Prompt and wanted tokens are more than the context holds."""
 
 
 class QueueFull(Exception):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torpor.actors.messages import GateReason, TokenEvent
-from torpor.actors.ports import GateClosed, InvalidRequest, QueueFull
+from torpor.actors.ports import ContextTooLong, GateClosed, InvalidRequest, QueueFull
 from torpor.service.gate.gates import Gates
 from torpor.service.gate.policy import NotLetIn
 from torpor.service.problems import Code, Problem
@@ -82,6 +82,9 @@ class Admission:
     def invalid(self, model: str, refusal: InvalidRequest) -> Problem:
         self.counts.count_admission(model, "invalid", "")
         detail = str(refusal) or "The model cannot serve this request."
+        if isinstance(refusal, ContextTooLong):
+            hint = "Shorten the messages or the prompt, or ask for fewer tokens; nothing was begun."
+            return Problem(400, Code.CONTEXT_LENGTH_EXCEEDED, detail, hint=hint)
         return Problem(400, Code.INVALID_REQUEST, detail, hint="Correct it; nothing was begun.")
 
 

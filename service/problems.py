@@ -37,6 +37,7 @@ class Code(StrEnum):
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     INVALID_REQUEST = "invalid_request"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     UNSUPPORTED_PARAMETER = "unsupported_parameter"
     GENERATION_FAILED = "generation_failed"
     NO_SUCH_PATH = "no_such_path"

@@ -34,6 +34,10 @@ class IncrementalDetokenizer:
         self._given = len(self._window)
         return after[len(before) :]
 
+    def alone(self, token_id: int) -> str:
+        """A token's text without its neighbours; U+FFFD where it is but a part of a character."""
+        return self._tokenizer.decode([token_id])
+
     def flush(self) -> str:
         """What is still pending, incomplete characters as U+FFFD."""
         before = self._tokenizer.decode(self._window[: self._given])

@@ -14,6 +14,7 @@ from torpor.actors.engine.plan import Farewell, Pause, Proceed, StepPlan
 from torpor.actors.engine.protocol import EventSink, InvalidPrompt
 from torpor.actors.engine.request import Request
 from torpor.actors.engine.runner import ModelRunner
+from torpor.actors.engine.sampling import Chosen
 from torpor.actors.engine.scheduler import Scheduler
 from torpor.actors.engine.sequences import SequenceBook
 from torpor.actors.messages import FinishReason, TokenEvent
@@ -206,9 +207,9 @@ class LeaderLoop:
             self._channel.go()
             logits = self._runner.forward(chunks)
 
-            def choose(request: Request, index: int) -> int:
+            def choose(request: Request, index: int) -> Chosen:
                 assert logits is not None
-                return request.sampler.choose(logits[index])
+                return request.sampler.choose(logits[index], request.output)
 
             with torch.inference_mode():
                 events += self._scheduler.complete(chunks, choose)

@@ -6,9 +6,9 @@ import secrets
 
 from torpor.actors.engine.detokenizer import IncrementalDetokenizer, StopStrings
 from torpor.actors.engine.loader import LoadedModel
-from torpor.actors.engine.protocol import InvalidPrompt
+from torpor.actors.engine.protocol import InvalidPrompt, PromptTooLong
 from torpor.actors.engine.request import Request
-from torpor.actors.engine.sampling import Sampler, check_sampling
+from torpor.actors.engine.sampling import Sampler, check_sampling, check_token_ids
 from torpor.actors.messages import GenerateRequest
 
 
@@ -18,6 +18,7 @@ def prepare(asked: GenerateRequest, model: LoadedModel, pool_tokens: int | None)
     pool_tokens: the longest text that fits the KV cache; None: any.
     """
     check_sampling(asked.sampling)
+    check_token_ids(asked.sampling, int(model.config.vocab_size))
     prompt = _tokens(asked, model)
     most, bound = min(
         (model.context_tokens, "the model's context"),
@@ -30,15 +31,17 @@ def prepare(asked: GenerateRequest, model: LoadedModel, pool_tokens: int | None)
     wanted = asked.sampling.max_tokens
     if left < 1 or (wanted is not None and wanted > left):
         more = f" and max_tokens {wanted}" if wanted is not None else ""
-        raise InvalidPrompt(f"the prompt's {len(prompt)} tokens{more} exceed the {most} tokens of {bound}")
+        raise PromptTooLong(f"the prompt's {len(prompt)} tokens{more} exceed the {most} tokens of {bound}")
+    ends = model.eos_token_ids if not asked.sampling.ignore_eos else frozenset[int]()
+    ends |= frozenset(asked.sampling.stop_token_ids)
     seed = asked.sampling.seed if asked.sampling.seed is not None else secrets.randbits(63)
     return Request(
         id=asked.id,
         scope=asked.scope,
         prompt=prompt,
         max_tokens=wanted if wanted is not None else left,
-        eos_token_ids=model.eos_token_ids,
-        sampler=Sampler(asked.sampling, seed),
+        end_token_ids=ends,
+        sampler=Sampler(asked.sampling, seed, ends),
         detokenizer=IncrementalDetokenizer(model.tokenizer, prompt),
         stops=StopStrings(asked.sampling.stop),
     )

@@ -19,6 +19,10 @@ class InvalidPrompt(Exception):
     """The engine cannot serve this request as it is; the text says why and what to do."""
 
 
+class PromptTooLong(InvalidPrompt):
+    """Longer than the model's context or its KV pool, alone or with the tokens asked for."""
+
+
 class WeightsRefused(Exception):
     """These weights are not for this model, or cannot be read; the text says why and what to do."""
 

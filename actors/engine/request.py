@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torpor.actors.engine.detokenizer import IncrementalDetokenizer, StopStrings
-from torpor.actors.engine.sampling import Sampler
-from torpor.actors.messages import FinishReason, TokenEvent
+from torpor.actors.engine.sampling import Chosen, Sampler
+from torpor.actors.messages import FinishReason, TokenEvent, TokenLogprob
 
 
 class Place(enum.StrEnum):
@@ -27,7 +27,7 @@ class Request:
     scope: str
     prompt: tuple[int, ...]
     max_tokens: int
-    eos_token_ids: frozenset[int]
+    end_token_ids: frozenset[int]
     sampler: Sampler
     detokenizer: IncrementalDetokenizer
     stops: StopStrings
@@ -58,20 +58,21 @@ class Request:
             return tuple(self.output[start - at : end - at])
         return self.prompt[start : min(end, at)] + tuple(self.output[: max(end - at, 0)])
 
-    def accept(self, token_id: int) -> TokenEvent:
+    def accept(self, chosen: Chosen) -> TokenEvent:
         """Take a new token. Its event's text may be empty, or more than this token's. Sets `finish` on the last."""
+        token_id = chosen.token_id
         self.output.append(token_id)
-        if token_id in self.eos_token_ids:
+        if token_id in self.end_token_ids:
             self.finish = FinishReason.STOP
             text = self.stops.add(self.detokenizer.flush()) + self.stops.flush()
-            return self._event(text, token_id)
+            return self._event(text, chosen)
         text = self.stops.add(self.detokenizer.add(token_id))
         if self.stops.stopped:
             self.finish = FinishReason.STOP
         elif len(self.output) >= self.max_tokens:
             text += self.stops.add(self.detokenizer.flush()) + self.stops.flush()
             self.finish = FinishReason.STOP if self.stops.stopped else FinishReason.LENGTH
-        return self._event(text, token_id)
+        return self._event(text, chosen)
 
     def end(self, reason: FinishReason, error: str = "") -> TokenEvent:
         """The last event of a request that ends without a last token."""
@@ -81,14 +82,23 @@ class Request:
             text = self.stops.add(self.detokenizer.flush()) + self.stops.flush()
         return self._event(text, None, error)
 
-    def _event(self, text: str, token_id: int | None, error: str = "") -> TokenEvent:
+    def _event(self, text: str, chosen: Chosen | None, error: str = "") -> TokenEvent:
         return TokenEvent(
             request=self.id,
             text=text,
-            token_ids=() if token_id is None else (token_id,),
+            token_ids=() if chosen is None else (chosen.token_id,),
             finish_reason=self.finish,
             prompt_tokens=len(self.prompt),
             completion_tokens=len(self.output),
             cached_tokens=self.cached_tokens or 0,
             error=error,
+            logprobs=() if chosen is None or chosen.logprob is None else (self._logprob(chosen),),
         )
+
+    def _logprob(self, chosen: Chosen) -> TokenLogprob:
+        def told(token_id: int, logprob: float) -> TokenLogprob:
+            return TokenLogprob(token_id, self.detokenizer.alone(token_id), logprob)
+
+        assert chosen.logprob is not None
+        top = tuple(told(*one) for one in chosen.likeliest)
+        return replace(told(chosen.token_id, chosen.logprob), top=top)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torpor.actors.engine.plan import Chunk
 from torpor.actors.engine.request import Place, Request
+from torpor.actors.engine.sampling import Chosen
 from torpor.actors.engine.sequences import SequenceBook
 from torpor.actors.messages import FinishReason, TokenEvent
 
@@ -86,7 +87,9 @@ class Scheduler:
             budget -= self._advance(joining, budget, chunks, ended)
         return chunks, ended
 
-    def complete(self, chunks: SequenceOf[Chunk], choose: Callable[[Request, int], int]) -> list[TokenEvent]:
+    def complete(
+        self, chunks: SequenceOf[Chunk], choose: Callable[[Request, int], Chosen]
+    ) -> list[TokenEvent]:
         """After the forward: the chunks' K and V are there. choose(request, i) samples from the i-th logits."""
         by_key = {request.key: request for request in self._running}
         events: list[TokenEvent] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 
-from torpor.actors.engine.protocol import Engine, InvalidPrompt
+from torpor.actors.engine.protocol import Engine, InvalidPrompt, PromptTooLong
 from torpor.actors.messages import (
     Admission,
     AdmissionReply,
@@ -115,7 +115,8 @@ class Leader:
             await place.turn()
             return self._let_in(engine, request, prepared)
         except InvalidPrompt as error:
-            return AdmissionReply(request.id, Admission.INVALID, detail=str(error))
+            why = Admission.TOO_LONG if isinstance(error, PromptTooLong) else Admission.INVALID
+            return AdmissionReply(request.id, why, detail=str(error))
         finally:
             place.leave()
 

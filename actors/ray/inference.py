@@ -20,7 +20,7 @@ from torpor.actors.messages import (
     ModelState,
     TokenEvent,
 )
-from torpor.actors.ports import Control, GateClosed, InvalidRequest, LeaderLost, QueueFull
+from torpor.actors.ports import ContextTooLong, Control, GateClosed, InvalidRequest, LeaderLost, QueueFull
 from torpor.actors.ray.calls import ActorGone, call, call_once, first_line
 from torpor.actors.ray.inbox import Inbox
 from torpor.actors.ray.names import rank_name
@@ -219,6 +219,8 @@ def raise_unless_admitted(reply: AdmissionReply) -> None:
             raise GateClosed(reply.gate_reason or GateReason.FAILED, reply.detail)
         case Admission.INVALID:
             raise InvalidRequest(reply.detail)
+        case Admission.TOO_LONG:
+            raise ContextTooLong(reply.detail)
         case Admission.FULL:
             raise QueueFull(reply.detail)
         case Admission.ADMITTED:

@@ -19,15 +19,10 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "tools": (None, []),
     "functions": (None, []),
     "response_format": (None, {"type": "text"}),
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
-    "logit_bias": (None, {}),
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "echo": (None, False),
     "suffix": (None, ""),
-    "best_of": (None, 1),
 }
+LIKELIEST = 20  # what `top_logprobs` may be at most
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class StreamOptions(BaseModel):
@@ -46,6 +41,14 @@ class _Generation(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    # What other engines' clients and load generators send beyond OpenAI's own.
+    top_k: Annotated[int, Field(ge=-1)] | None = None  # -1 and 0: of all tokens
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    ignore_eos: bool = False
+    stop_token_ids: Annotated[list[int], Field(max_length=16)] | None = None
     return_token_ids: bool = False  # also give each choice's token ids
     rid: Annotated[str, Field(min_length=1, max_length=128)] | None = None  # the answer's id, to abort it by
 
@@ -61,6 +64,11 @@ class _Generation(BaseModel):
     def ignored(self) -> list[str]:
         return sorted(set(self.model_extra or {}) - set(UNSUPPORTED))
 
+    @property
+    def likeliest(self) -> int | None:
+        """Of how many tokens in each place the logprobs are wanted, beside the chosen one's; None: of none."""
+        return None
+
     def sampling(self, choice: int, max_tokens: int | None) -> Sampling:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return Sampling(
@@ -70,6 +78,14 @@ class _Generation(BaseModel):
             # One seed for several choices would give the same answer several times.
             seed=None if self.seed is None else self.seed + choice,
             stop=tuple(text for text in stop if text),
+            top_k=max(self.top_k or 0, 0),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            logit_bias=tuple((self.logit_bias or {}).items()),
+            logprobs=self.likeliest,
         )
 
 
@@ -86,6 +102,19 @@ class Message(BaseModel):
 class ChatBody(_Generation):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=LIKELIEST)] | None = None
+
+    @property
+    def likeliest(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
+
+    def refuse(self) -> None:
+        if self.top_logprobs and not self.logprobs:
+            raise _unsupported("`top_logprobs` without `logprobs`", "Set `logprobs` to true.", "top_logprobs")
+
+    def echoes(self) -> list[str]:
+        return []
 
     def requests(self, new_id: Callable[[], str], caller: Caller = LOCAL) -> list[GenerateRequest]:
         messages = tuple(
@@ -105,6 +134,27 @@ class ChatBody(_Generation):
 
 class CompletionBody(_Generation):
     prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: Annotated[int, Field(ge=0, le=LIKELIEST)] | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+
+    @property
+    def likeliest(self) -> int | None:
+        return self.logprobs
+
+    def refuse(self) -> None:
+        if self.best_of not in (None, self.choices_per_prompt):
+            raise _unsupported("`best_of` beyond `n`", "Leave it out.", "best_of")
+        if self.echo and self.logprobs is not None:
+            raise _unsupported("`echo` with `logprobs`", "Leave one of them out.", "echo")
+        if self.echo and not all(isinstance(prompt, str) for prompt in _prompts(self.prompt)):
+            raise _unsupported("`echo` of a prompt of token ids", "Send the prompt as text.", "echo")
+
+    def echoes(self) -> list[str]:
+        """What each choice's text begins with; none: with nothing."""
+        if not self.echo:
+            return []
+        return [str(prompt) for prompt in _prompts(self.prompt) for _ in range(self.choices_per_prompt)]
 
     def requests(self, new_id: Callable[[], str], caller: Caller = LOCAL) -> list[GenerateRequest]:
         limit = COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
@@ -129,16 +179,22 @@ def parse_generation(shape: type[BodyT], tree: dict[str, Any] | None) -> BodyT:
     for name, neutral in UNSUPPORTED.items():
         value = (tree or {}).get(name)
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
-            detail = f"`{name}` is not supported by this version."
-            raise Problem(400, Code.UNSUPPORTED_PARAMETER, detail, hint="Leave it out.", param=name)
+            raise _unsupported(f"`{name}`", "Leave it out.", name)
     try:
-        return shape.model_validate(tree or {})
+        body = shape.model_validate(tree or {})
     except ValidationError as error:
         fault = most_telling(error.errors())
         where = dotted(fault["loc"])
         missing = fault["type"] == "missing"
         hint = f"Set `{where}`." if missing else f"Correct `{where}`."
         raise Problem(400, Code.INVALID_REQUEST, f"{where}: {fault['msg']}", hint=hint, param=where) from None
+    body.refuse()
+    return body
+
+
+def _unsupported(what: str, hint: str, param: str) -> Problem:
+    detail = f"{what} is not supported by this version."
+    return Problem(400, Code.UNSUPPORTED_PARAMETER, detail, hint=hint, param=param)
 
 
 def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torpor.actors.messages import FinishReason, TokenEvent
+from torpor.actors.messages import FinishReason, TokenEvent, TokenLogprob
 from torpor.service.openai.generation import Choice, generation_problem
+from torpor.service.openai.logprobs import chat_logprobs, completion_logprobs
 from torpor.service.problems import openai_error
 from torpor.service.sse import SSE_DONE, sse_json
 
@@ -22,6 +23,16 @@ class AnswerHead:
     chat: bool
     choices_per_prompt: int
     token_ids: bool
+    echoes: Sequence[str] = ()  # what each choice's text begins with
+
+    def echo(self, choice: int) -> str:
+        return self.echoes[choice] if self.echoes else ""
+
+    def logprobs(self, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any] | None:
+        """None where none were asked for. offset: characters of the choice's text before these tokens."""
+        if not tokens:
+            return None
+        return chat_logprobs(tokens) if self.chat else completion_logprobs(tokens, offset)
 
     def shell(self, chunk: bool) -> dict[str, Any]:
         kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.chat else "text_completion"
@@ -32,6 +43,7 @@ class AnswerHead:
 class _Choice:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     last: TokenEvent | None = None
 
 
@@ -43,14 +55,16 @@ async def whole_answer(head: AnswerHead, events: AsyncIterator[Choice], count: i
             raise generation_problem(event)
         choices[at].text.append(event.text)
         choices[at].token_ids.extend(event.token_ids)
+        choices[at].logprobs.extend(event.logprobs)
         if event.finish_reason is not None:
             choices[at].last = event
     shown = []
     for at, choice in enumerate(choices):
-        text = "".join(choice.text)
+        text = head.echo(at) + "".join(choice.text)
         body: dict[str, Any] = {"index": at}
         body |= {"message": {"role": "assistant", "content": text}} if head.chat else {"text": text}
-        body |= {"logprobs": None, "finish_reason": choice.last and choice.last.finish_reason}
+        finish = choice.last and choice.last.finish_reason
+        body |= {"logprobs": head.logprobs(choice.logprobs, 0), "finish_reason": finish}
         if head.token_ids:
             body["token_ids"] = choice.token_ids
         shown.append(body)
@@ -67,6 +81,8 @@ async def answer_chunks(
         for at in range(count):
             delta = {"index": at, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
             yield sse_json({**head.shell(chunk=True), "choices": [delta], **extra})
+    given = [0] * count  # characters of tokens whose logprobs were told
+    begun: set[int] = set()
     ends: dict[int, TokenEvent] = {}
     async for at, event in events:
         if event.finish_reason is FinishReason.ERROR:
@@ -77,8 +93,13 @@ async def answer_chunks(
         if head.chat:
             choice["delta"] = {"content": event.text} if event.text else {}
         else:
-            choice["text"] = event.text
-        choice |= {"logprobs": None, "finish_reason": event.finish_reason}
+            choice["text"] = event.text if at in begun else head.echo(at) + event.text
+            begun.add(at)
+        choice |= {
+            "logprobs": head.logprobs(event.logprobs, given[at]),
+            "finish_reason": event.finish_reason,
+        }
+        given[at] += sum(len(token.text) for token in event.logprobs)
         if head.token_ids:
             choice["token_ids"] = list(event.token_ids)
         yield sse_json({**head.shell(chunk=True), "choices": [choice], **extra})

@@ -78,6 +78,7 @@ async def _generate(request: Request, body: ChatBody | CompletionBody) -> Respon
         chat=chat,
         choices_per_prompt=body.choices_per_prompt,
         token_ids=body.return_token_ids,
+        echoes=body.echoes(),
     )
     headers = {"Torpor-Ignored": ", ".join(body.ignored)} if body.ignored else {}
     generation = Generation(context.inference, context.admission, body.model, asked)

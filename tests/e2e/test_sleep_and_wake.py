@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import openai
 import pytest
 from e2e.serving import Server
 
@@ -13,6 +14,7 @@ QUESTION = (
     "A train leaves the station at nine in the morning and travels for three hours at sixty kilometres an hour. "
     "How far does it go? Explain your answer in one short sentence, and name the formula that you used."
 )
+CAPITAL = "What is the capital of France?"
 
 
 def kernel_bytes(model: dict[str, object]) -> int:
@@ -28,10 +30,18 @@ def tag_bytes(model: dict[str, object], tag: str, what: str = "device_bytes") ->
     return sum(row[what] for rank in ranks for row in rank["memory"] if row["tag"] == tag)
 
 
-def answer(server: Server) -> tuple[str, int]:
-    """The answer's text and how many of the prompt's tokens came from the prefix cache."""
-    body = server.chat(QUESTION).raise_for_status().json()
-    return body["choices"][0]["message"]["content"], body["usage"]["prompt_tokens_details"]["cached_tokens"]
+def answer(server: Server, question: str = QUESTION) -> tuple[str, int]:
+    """The answer's text, as the openai package reads it, and how many of the prompt's tokens were cached."""
+    with openai.OpenAI(api_key="none", base_url=f"{server.url}/v1", max_retries=0) as client:
+        told = client.chat.completions.create(
+            model=server.model_name(),
+            messages=[{"role": "user", "content": question}],
+            temperature=0,
+            max_tokens=24,
+        )
+    assert told.usage is not None
+    assert told.usage.prompt_tokens_details is not None
+    return told.choices[0].message.content or "", told.usage.prompt_tokens_details.cached_tokens or 0
 
 
 @pytest.mark.parametrize(
@@ -41,6 +51,7 @@ def test_the_kernel_has_the_memory_back_while_asleep_and_the_answer_is_the_same_
     server: Server, mode: str, kept: bool
 ) -> None:
     """M1, K1, K2, K3, S1, F11: bytes by the kernel's count, token-exact answers, cached_tokens by mode."""
+    assert "Paris" in answer(server, CAPITAL)[0]
     first, _ = answer(server)
     again, cached_before = answer(server)
     assert again == first
@@ -74,6 +85,7 @@ def test_the_kernel_has_the_memory_back_while_asleep_and_the_answer_is_the_same_
     text, cached = answer(server)
     assert text == first
     assert cached == (cached_before if kept else 0)
+    assert "Paris" in answer(server, CAPITAL)[0]
 
 
 def test_sleeping_twice_and_waking_twice_succeeds_and_changes_nothing(server: Server) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from torpor.actors.messages import FinishReason, GateReason, GenerateRequest, TokenEvent
+from torpor.actors.messages import FinishReason, GateReason, GenerateRequest, TokenEvent, TokenLogprob
 from torpor.actors.ports import GateClosed, InvalidRequest, LeaderLost, QueueFull
 
 
@@ -27,6 +27,8 @@ class MemoryInference:
     )  # what the next requests meet before their first token
     endless: bool = False
     end: FinishReason = FinishReason.STOP
+    refusal: Exception | None = None
+    logprobs: Sequence[TokenLogprob] = ()  # of the words, where a request asks for some
     seen: list[GenerateRequest] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)  # requests whose stream was closed before its end
     running: set[str] = field(default_factory=set)
@@ -50,6 +52,8 @@ class MemoryInference:
         reason = self.gate(model)
         if reason is not None:
             raise GateClosed(reason)
+        if self.refusal is not None:
+            raise self.refusal
         if self.invalid:
             raise InvalidRequest(self.invalid)
         if self.full:
@@ -82,7 +86,9 @@ class MemoryInference:
             if self.fail_after is not None and count >= self.fail_after:
                 yield TokenEvent(request.id, finish_reason=FinishReason.ERROR, error="the step loop died")
                 return
-            yield TokenEvent(request.id, text=self.words[count % len(self.words)], token_ids=(100 + count,))
+            text = self.words[count % len(self.words)]
+            told = () if request.sampling.logprobs is None else tuple(self.logprobs[count : count + 1])
+            yield TokenEvent(request.id, text=text, token_ids=(100 + count,), logprobs=told)
             count += 1
         yield TokenEvent(
             request.id,

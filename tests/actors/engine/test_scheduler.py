@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torpor.actors.engine.detokenizer import IncrementalDetokenizer, StopStrings
 from torpor.actors.engine.plan import Chunk
 from torpor.actors.engine.request import Place, Request
-from torpor.actors.engine.sampling import Sampler
+from torpor.actors.engine.sampling import Chosen, Sampler
 from torpor.actors.engine.scheduler import Limits, Scheduler
 from torpor.actors.engine.tokenizer import ByteTokenizer
 from torpor.actors.messages import FinishReason, Sampling
@@ -72,7 +72,7 @@ def request(key: int, prompt: int, max_tokens: int) -> Request:
         scope="",
         prompt=tuple(range(prompt)),
         max_tokens=max_tokens,
-        eos_token_ids=frozenset(),
+        end_token_ids=frozenset(),
         sampler=Sampler(Sampling(temperature=0.0), 0),
         detokenizer=IncrementalDetokenizer(ByteTokenizer(256)),
         stops=StopStrings(()),
@@ -92,7 +92,7 @@ def scheduler(
 def step(made: Scheduler) -> list[Chunk]:
     chunks, ended = made.schedule()
     assert not ended
-    made.complete(chunks, lambda *_: 65)
+    made.complete(chunks, lambda *_: Chosen(65))
     return chunks
 
 
@@ -180,7 +180,7 @@ def test_a_text_that_outgrows_the_whole_pool_ends_with_an_error_that_says_what_t
         chunks, ended = made.schedule()
         if ended:
             break
-        made.complete(chunks, lambda *_: 65)
+        made.complete(chunks, lambda *_: Chosen(65))
     assert (ended[0].finish_reason, ended[0].completion_tokens) == (FinishReason.ERROR, 3)
     assert "raise kv_cache.gpu_bytes" in ended[0].error
     assert len(made) == 0

@@ -92,20 +92,24 @@ def test_a_request_stops_before_its_stop_string(host: EngineHost) -> None:
 
 def test_temperature_0_is_greedy_and_top_p_cuts_the_tail() -> None:
     logits = torch.tensor([0.0, 3.0, 2.0, -1.0])
-    assert Sampler(Sampling(temperature=0.0), 1).choose(logits) == 1
-    assert {Sampler(Sampling(temperature=1.0, top_p=0.5), seed).choose(logits) for seed in range(200)} == {1}
-    assert {Sampler(Sampling(temperature=1.0, top_p=0.9), seed).choose(logits) for seed in range(200)} == {
+    assert Sampler(Sampling(temperature=0.0), 1).choose(logits).token_id == 1
+    assert {
+        Sampler(Sampling(temperature=1.0, top_p=0.5), seed).choose(logits).token_id for seed in range(200)
+    } == {1}
+    assert {
+        Sampler(Sampling(temperature=1.0, top_p=0.9), seed).choose(logits).token_id for seed in range(200)
+    } == {
         1,
         2,
     }
-    assert Sampler(Sampling(temperature=1e-9), 3).choose(logits) == 1
+    assert Sampler(Sampling(temperature=1e-9), 3).choose(logits).token_id == 1
 
 
 def test_samples_follow_the_distribution() -> None:
     probabilities = torch.tensor([0.5, 0.25, 0.15, 0.1])
     sampler = Sampler(Sampling(temperature=1.0), 11)
     drawn = torch.bincount(
-        torch.tensor([sampler.choose(probabilities.log()) for _ in range(4000)]), minlength=4
+        torch.tensor([sampler.choose(probabilities.log()).token_id for _ in range(4000)]), minlength=4
     )
     torch.testing.assert_close(drawn / 4000, probabilities, atol=0.03, rtol=0)
 
