@@ -18,6 +18,7 @@ from torpor.actors.messages import (
     FinishReason,
     GateReason,
     Kind,
+    OnDiscard,
     OperationRequest,
     Phase,
     PhaseCall,
@@ -138,16 +139,16 @@ class FamilySleeps:
         assert (await core.abort(call)).ok
 
     async def _wake(self, case: Case) -> None:
-        await self.rank.wake()
-        status = await self.rank.core.status()
-        if not case.discards:
-            assert status.gate_open
-            return
-        assert status.gate_reason is GateReason.CONTENTS_UNDEFINED
-        for name, parameter in self.module.named_parameters():
-            assert case.restore == "none" or not parameter.any(), name
-        await self.rank.update(self.checkpoint)
-        assert (await self.rank.core.status()).gate_open
+        """What was zeroed is read again within the wake, what is undefined written after it."""
+        rank = self.rank
+        if case.restore == "memset":
+            await rank.wake(on_discard=OnDiscard.RELOAD, accept_stale_weights=True)
+        else:
+            await rank.wake()
+        if case.restore == "none":
+            assert (await rank.core.status()).gate_reason is GateReason.CONTENTS_UNDEFINED
+            await rank.update(self.checkpoint)
+        assert (await rank.core.status()).gate_open
 
     def _look(self) -> Before:
         """Between two steps."""

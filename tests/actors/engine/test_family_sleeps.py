@@ -1,6 +1,7 @@
 """Every family through every restore mode and every drain mode: nothing is lost, nothing said otherwise, nothing moved.
 
-Weights that woke without contents are written again from a safetensors folder, as `contents_undefined` asks for.
+Weights that woke without contents are written again from a safetensors folder, as `contents_undefined` asks for, or
+read again from their source within the wake.
 """
 
 from __future__ import annotations

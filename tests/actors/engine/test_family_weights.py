@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.checkpoints import write_tokenizer
 from support.engine_host import WAIT_S, EngineHost, Oracle
+from support.engine_rank import engine_rank
 from support.families import FAMILIES, family_spec, write_family
 
 from torpor.actors.engine.protocol import TensorSpec, WeightsRefused, WeightsSource
+from torpor.actors.messages import OnDiscard
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -45,14 +48,6 @@ def update(host: EngineHost, source: WeightsSource) -> None:
         host.engine.resume()
 
 
-def write_tokenizer(folder: Path) -> None:
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    tokens = Tokenizer(models.WordLevel({chr(97 + i): i for i in range(26)}, unk_token="a"))
-    PreTrainedTokenizerFast(tokenizer_object=tokens).save_pretrained(folder)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_are_loaded_and_written_in_place_whatever_they_come_in(family: str, tmp_path: Path) -> None:
     """C10, S1. Checkpoints of some families keep apart what the model has as one tensor."""
@@ -79,6 +74,26 @@ def test_weights_are_loaded_and_written_in_place_whatever_they_come_in(family: s
         assert says(one)
         assert {name: tensor.data_ptr() for name, tensor in module.named_parameters()} == places
         assert not two.agrees(PROMPT, host.tell(PROMPT, max_tokens=12).tokens)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_weights_that_slept_without_contents_are_read_again_from_their_folder(
+    family: str, tmp_path: Path
+) -> None:
+    """C9: also where the folder keeps apart what the model has as one tensor. Prefixes are still good."""
+    oracle = Oracle(write_family(tmp_path, family), seed=1)
+    oracle.model.save_pretrained(tmp_path / "one")
+    write_tokenizer(tmp_path / "one")
+    spec = family_spec(tmp_path, family)
+    engine = replace(spec.model.engine, model=str(tmp_path / "one"), load_format="auto")
+    async with engine_rank(replace(spec, model=replace(spec.model, engine=engine))) as rank:
+        for turn in range(2):
+            await rank.ask(f"turn {turn}", PROMPT, max_tokens=12)
+            await rank.ended(f"turn {turn}")
+            assert oracle.agrees(PROMPT, rank.tokens(f"turn {turn}"))
+            assert rank.last(f"turn {turn}").cached_tokens == (32 if turn else 0)
+            await rank.sleep(restore={"weights": "none", "kv_cache": "pinned"})
+            await rank.wake(on_discard=OnDiscard.RELOAD)
 
 
 @pytest.mark.parametrize(
