@@ -272,7 +272,11 @@ class Schedule:
             models = list(self.rig.coordinator._models.values())
             states = [runtime.state() for runtime in models]
             settled = (ModelState.AWAKE, ModelState.ASLEEP, ModelState.FAILED)
-            at_rest = not self.rig.coordinator._runs and all(state in settled for state in states)
+            # A failed one may be well once its new ranks have answered.
+            doubt = any(runtime.doubt or runtime.settling.locked() for runtime in models)
+            at_rest = (
+                not self.rig.coordinator._runs and not doubt and all(state in settled for state in states)
+            )
             # A drain that nobody could be told to take back ends with its lease, and holds end with theirs.
             drained = any(
                 ranks[0].gate.reason is GateReason.DRAINING for ranks in self.rig.cluster.ranks.values()
