@@ -66,12 +66,15 @@ class Reconciler:
         """
         finished: list[Operation] = []
         async with runtime.settling:
-            given_up = runtime.recovering and runtime.published.failed
+            ports = None
             try:
-                if given_up or not runtime.ports:
-                    await self._end_open(runtime, finished)
-                else:
-                    await self._settle(runtime, finished)
+                while ports is not runtime.ports:  # a recovery may replace who was asked
+                    ports = runtime.ports
+                    given_up = runtime.recovering and runtime.published.failed
+                    if given_up or not ports:
+                        await self._end_open(runtime, finished)
+                    else:
+                        await self._settle(runtime, finished)
             except JournalError as error:
                 runtime.doubt = str(error)
         return finished
@@ -89,7 +92,7 @@ class Reconciler:
             await self._settle_operations(runtime, survey, finished)
             survey = await self._survey(runtime)
         if runtime.ports is not ports:
-            return  # a recovery has replaced who was asked, and settles with its own at its end
+            return
         if not survey.open_questions:
             await self._publish(runtime, survey)
             runtime.ready.set()

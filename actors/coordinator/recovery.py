@@ -114,6 +114,8 @@ class Recovery:
     async def _replace(self, runtime: ModelRuntime, run: Run, parked: Mapping[str, RestoreMode]) -> None:
         model = runtime.config
         self._execution.record_phase(run, Phase.END)
+        async with runtime.settling:
+            pass  # what is being settled with the old ranks has its outcome before the new ones have theirs
         await self._maker.end(model)
         runtime.ports, runtime.statuses = (), {}
         self._execution.record_phase(run, Phase.LOAD)
