@@ -74,6 +74,11 @@ class TokenEvent:
     error: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()  # of token_ids, where they were asked for
 
+    @property
+    def silent(self) -> bool:
+        """It only tells that the request is alive."""
+        return not (self.text or self.token_ids or self.finish_reason)
+
 
 class Admission(StrEnum):
     ADMITTED = "admitted"

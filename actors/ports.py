@@ -211,6 +211,7 @@ class Inference(Protocol):
     def generate(self, model: str, request: GenerateRequest) -> AsyncIterator[TokenEvent]:
         """Admits, then yields events; the last has a finish_reason. Closing the iterator aborts the request (G4).
 
+        An event that says nothing (TokenEvent.silent) tells that the request was let in and waits for its first token.
         Raises GateClosed (LeaderLost is one), InvalidRequest, QueueFull before the first event, KeyError for an
         unknown model.
         """

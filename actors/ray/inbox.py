@@ -27,8 +27,14 @@ class Inbox:
         self._lost = error
         self._ready.set()
 
-    async def get(self) -> TokenEvent:
-        await self._ready.wait()
+    async def get(self, patience_s: float | None = None) -> TokenEvent | None:
+        """The next event; None: nothing came within patience_s."""
+        if not self._ready.is_set():
+            try:
+                async with asyncio.timeout(patience_s):
+                    await self._ready.wait()
+            except TimeoutError:
+                return None
         event, self._event = self._event, None
         if event is None:
             assert self._lost is not None

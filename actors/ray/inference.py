@@ -30,6 +30,7 @@ MAX_SUBMITTING = 256  # calls of one front end in flight; Ray would queue the re
 MAX_BATCHES_AHEAD = 32  # of a stream, before its producer waits
 ENDING = "this front end is ending; repeat the request when it is back."
 LEASE_S = 10.0  # a leader that answers no renewal for so long has forgotten us
+SILENT_S = 5.0  # until one that was let in and says nothing, e.g. since it was frozen, is told of
 
 
 class LeaderGone(Exception):
@@ -64,7 +65,9 @@ class LeaderStream:
             raise_unless_admitted(reply)
             admitted = True
             while not finished:
-                event = await inbox.get()
+                event = await inbox.get(SILENT_S if not inbox.begun else None)
+                if event is None:
+                    event = TokenEvent(request.id)
                 finished = event.finish_reason is not None
                 yield event
         except LeaderGone as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
 from dataclasses import replace
 
 from torpor.actors.messages import FinishReason, GenerateRequest, TokenEvent
@@ -28,40 +27,36 @@ class PatientInference:
         """As Inference.generate. A request that was lost before its first token is submitted once more."""
         door = await self._door(model)
         attempts = _Attempts(request, door, door.arrive())
-        first, events = await self._begin(attempts)
-        async with aclosing(events):
-            if first is not None:
-                yield replace(first, request=request.id)
-            async for event in events:
-                yield replace(event, request=request.id)
-
-    async def abort_requests(self, model: str, request: str | None) -> int:
-        """At the leader: who waits here has not been let in."""
-        return await self._inner.abort_requests(model, request)
-
-    async def _begin(self, attempts: _Attempts) -> tuple[TokenEvent | None, AsyncGenerator[TokenEvent, None]]:
-        """Up to the first event; None: there is none."""
-        door = attempts.door
-        while True:
+        begun = ended = False  # it has said something; all that it has to say
+        while not ended:
             await attempts.turn()
-            events = _as_generator(self._inner.generate(door.model, attempts.asked))
+            events = self._inner.generate(model, attempts.asked)
+            entered = lost = False
             try:
-                first = await anext(events, None)
-            except LeaderLost as lost:
-                attempts.lost(lost)
-                continue
+                async for event in events:
+                    if not begun and attempts.is_lost(event):
+                        lost = True
+                        break
+                    if not entered:
+                        entered = True
+                        door.entered(attempts.visitor)
+                    begun = begun or not event.silent
+                    yield event if event.request == request.id else replace(event, request=request.id)
+                ended = not lost
+            except LeaderLost as gone:
+                attempts.lost(gone)
             except GateClosed as closed:
                 attempts.refused(closed)
-                continue
             except KeyError:
                 if not door.occupied:
                     self._doors.pop(door.model, None)  # no such model: names are not to be collected
                 raise
-            if first is not None and attempts.is_lost(first):
-                await events.aclose()
-                continue
-            door.entered(attempts.visitor)
-            return first, events
+            finally:
+                await _close(events)
+
+    async def abort_requests(self, model: str, request: str | None) -> int:
+        """At the leader: who waits here has not been let in."""
+        return await self._inner.abort_requests(model, request)
 
     async def close(self) -> None:
         """Who waits is refused, who runs is told by the Inference below."""
@@ -124,12 +119,7 @@ class _Attempts:
         return True
 
 
-async def _as_generator(events: AsyncIterator[TokenEvent]) -> AsyncGenerator[TokenEvent, None]:
-    """So that it can be closed."""
-    try:
-        async for event in events:
-            yield event
-    finally:
-        aclose = getattr(events, "aclose", None)
-        if aclose is not None:
-            await aclose()
+async def _close(events: AsyncIterator[TokenEvent]) -> None:
+    aclose = getattr(events, "aclose", None)
+    if aclose is not None:
+        await aclose()

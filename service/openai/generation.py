@@ -28,7 +28,10 @@ class Generation:
         self._pumps: list[asyncio.Future[None]] = []
 
     async def start(self) -> None:
-        """Waits for each request's first event. Raises a Problem, with nothing left running."""
+        """Waits for each request's first event, also a silent one: a stream of it can begin, and be kept alive.
+
+        Raises a Problem, with nothing left running.
+        """
         firsts = await asyncio.gather(
             *(anext(stream, None) for stream in self._streams), return_exceptions=True
         )
@@ -62,12 +65,14 @@ class Generation:
                     ended = event.finish_reason is not None
                     if ended:
                         self._admission.ended(self._model, event)
-                    await queue.put((choice, event))
+                    if not event.silent:
+                        await queue.put((choice, event))
                     event = None if ended else await anext(self._streams[choice], None)
                 if not ended:
                     await queue.put((choice, _broken("the model's stream ended without a finish reason")))
             except Exception as error:
-                await queue.put((choice, _broken(f"{type(error).__name__}: {error}")))
+                detail = str(error) if isinstance(error, GateClosed) else f"{type(error).__name__}: {error}"
+                await queue.put((choice, _broken(detail)))
 
         self._pumps = [asyncio.ensure_future(pump(choice)) for choice in range(len(self._streams))]
         finished = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from io import StringIO
@@ -14,16 +14,18 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from service_rig import Rig, app_over, client_of
+from service_rig import Rig, app_over, client_of, config_of
 from support.engine_host import dummy_spec, write_config
 from support.engine_rank import EngineRank, engine_rank, keep_lease
+from support.leaders import Leader
 
 from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.coordinator import Coordinator
 from torpor.actors.coordinator.journal import Journal
-from torpor.actors.messages import GenerateRequest, TokenEvent
+from torpor.actors.messages import FinishReason, GenerateRequest, TokenEvent
+from torpor.actors.ray import inference as connection
 from torpor.actors.ray.inbox import Inbox
-from torpor.actors.ray.inference import raise_unless_admitted
+from torpor.actors.ray.inference import RayInference, raise_unless_admitted
 from torpor.service.sse import SSE_KEEP_ALIVE, EventStream
 
 HELLO = {"model": "chat", "messages": [{"role": "user", "content": "Capital of France?"}], "stream": True}
@@ -63,6 +65,51 @@ async def test_a_stream_that_ends_in_an_error_while_it_is_kept_alive_says_so(rig
     answer = await rig.http.post("/v1/chat/completions", json=HELLO)
     assert KEEP_ALIVE in frames(answer)
     assert data(answer)[-1]["error"]["code"] == "generation_failed"
+
+
+@asynccontextmanager
+async def spoken_for(rig: Rig) -> AsyncIterator[tuple[FastAPI, httpx.AsyncClient, Leader]]:
+    """The front door with its real connection to a leader that the test speaks for."""
+    leader = Leader()
+    inference = RayInference("here", rig.coordinator, lambda model: leader)  # type: ignore[arg-type,return-value]
+    app = app_over(rig.coordinator, inference, config_of({"chat": 1}, Path()), StringIO())
+    hurry(app, 0.02)
+    async with client_of(app) as http:
+        yield app, http, leader
+    await app.state.context.inference.close()
+
+
+@pytest.mark.parametrize("end", ["it goes on", "its leader is lost", "its leader is lost twice"])
+async def test_a_stream_that_is_frozen_before_its_first_token_gets_comments_too(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """G2, G3: it is kept until its first token all the same, and does not end in silence."""
+    monkeypatch.setattr(connection, "SILENT_S", 0.02)
+    async with spoken_for(rig) as (_, http, leader):
+        asking = asyncio.create_task(http.post("/v1/chat/completions", json=HELLO))
+        for lost in range(end.count("lost") + end.count("twice")):
+            await until(lambda so_far=lost: len(leader.submitted) > so_far)
+            await asyncio.sleep(0.1)
+            leader.events.put_nowait(ConnectionResetError("by peer"))
+        if "twice" not in end:
+            await until(lambda: len(leader.submitted) == 1 + end.count("lost"))
+            await asyncio.sleep(0.1)
+            leader.say("Paris.", FinishReason.STOP)
+        answer = await asyncio.wait_for(asking, 10)
+    assert frames(answer).count(KEEP_ALIVE) >= 2
+    last = data(answer)[-1]
+    if "twice" in end:
+        assert "leader is gone" in last["error"]["message"]
+    else:
+        assert last["choices"][0]["delta"]["content"] == "Paris."
+
+
+async def until(true: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if true():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("not within 5 s")
 
 
 async def test_a_client_that_leaves_while_its_stream_is_kept_alive_is_let_go() -> None:
@@ -114,7 +161,7 @@ class CoreInference:
         leasing = asyncio.create_task(keep_lease(self._rank.core, front_end))
         try:
             while not ended:
-                event = await inbox.get()
+                event = await inbox.get(0.05) or TokenEvent(request.id)
                 ended = event.finish_reason is not None
                 yield event
         finally:

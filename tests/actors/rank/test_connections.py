@@ -3,86 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 from ray.exceptions import RaySystemError
+from support.leaders import Leader, Method
 
-from torpor.actors.messages import (
-    Admission,
-    AdmissionReply,
-    FinishReason,
-    GenerateRequest,
-    TokenEvent,
-)
+from torpor.actors.messages import FinishReason, GenerateRequest, TokenEvent
 from torpor.actors.ports import GateClosed, LeaderLost
 from torpor.actors.ray import inference as connection
 from torpor.actors.ray.inference import RayInference
-
-Event = list[TokenEvent]
-
-
-class Method:
-    """As an actor's: `remote` may raise, or give something to await, or a stream."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.remote = call
-
-    def options(self, **_: object) -> Method:
-        return self
-
-
-class Leader:
-    """An actor handle of a leader that admits everything. What is sent to `events` comes out of its stream."""
-
-    def __init__(self) -> None:
-        self.events: asyncio.Queue[Event | Exception] = asyncio.Queue()
-        self.submitted: list[str] = []
-        self.cancelled: list[str] = []
-        self.silent = False  # answers no submission
-        self.broken: Exception | None = None  # every call raises it
-        self.submit = Method(self._submit)
-        self.cancel = Method(self._cancel)
-        self.renew = Method(self._nothing)
-        self.detach = Method(self._nothing)
-        self.stream = Method(self._stream)
-
-    def say(self, text: str, end: FinishReason | None = None) -> None:
-        self.events.put_nowait([TokenEvent(self.submitted[-1], text, finish_reason=end)])
-
-    def _submit(self, front_end: str, requests: list[GenerateRequest]) -> Awaitable[Any]:
-        if not self.silent:
-            self.submitted += [request.id for request in requests]
-        admitted = [AdmissionReply(request.id, Admission.ADMITTED) for request in requests]
-        return self._answer(None if self.silent else admitted)
-
-    def _cancel(self, front_end: str, requests: list[str]) -> Awaitable[Any]:
-        self.cancelled += requests
-        return self._answer([])
-
-    def _nothing(self, *_: object) -> Awaitable[Any]:
-        return self._answer([])
-
-    def _answer(self, what: list[Any] | None) -> Awaitable[Any]:
-        """None: never."""
-        if self.broken is not None:
-            raise self.broken
-        answer = asyncio.get_running_loop().create_future()
-        if what is not None:
-            answer.set_result(what)
-        return answer
-
-    async def _stream(self, front_end: str) -> AsyncIterator[Awaitable[Event]]:
-        while True:
-            batch = await self.events.get()
-            if isinstance(batch, Exception):
-                raise batch
-
-            async def reference(batch: Event = batch) -> Event:
-                return batch
-
-            yield reference()
 
 
 @pytest.fixture
@@ -166,6 +96,19 @@ async def test_a_submission_that_cannot_be_sent_may_be_repeated(
     leader.broken = RaySystemError("the connection is broken")
     with pytest.raises(LeaderLost, match="connection is broken"):
         await anext(inference.generate("chat", GenerateRequest("b", "Hi")))
+
+
+async def test_one_that_was_let_in_and_says_nothing_is_told_of_and_may_still_be_submitted_again(
+    inference: RayInference, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G2, G3: e.g. frozen before its first token."""
+    monkeypatch.setattr(connection, "SILENT_S", 0.01)
+    events = inference.generate("chat", GenerateRequest("a", "Hi"))
+    assert (await asyncio.wait_for(anext(events), 2)).silent
+    leader.events.put_nowait(RaySystemError("the connection is broken"))
+    with pytest.raises(LeaderLost):
+        while (await asyncio.wait_for(anext(events), 2)).silent:
+            pass
 
 
 async def test_a_leader_that_answers_no_renewal_is_given_up(
