@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import os
 import secrets
 import socket
+import sys
 import time
 import uuid
 from collections.abc import MutableMapping
@@ -22,7 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.actor import CoordinatorActor
 from torpor.actors.messages import ModelState, ModelView
-from torpor.actors.ports import Control, Inference
+from torpor.actors.ports import Inference
 from torpor.actors.ray.calls import first_line
 from torpor.actors.ray.inference import RayInference
 from torpor.actors.ray.names import COORDINATOR, JOURNAL_RESOURCE
@@ -32,6 +34,9 @@ OBJECT_STORE_BYTES = 80 << 20  # nothing large goes through it; Ray's least is 7
 SHUTDOWN_S = 30.0
 POLL_S = 0.2
 KNOCK_S = 5.0
+WATCH_S = 0.25
+SILENT_SHARE = 0.7  # of Ray's own patience
+_RAYS_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _HEAD = ("gcs_server", "raylet")  # without these there is no Ray
 
 
@@ -47,7 +52,7 @@ class NoCluster(Exception):
 class Cluster:
     """What a front end needs. owned: started by this process, and ended with it."""
 
-    control: Control
+    control: RayControl
     inference: Inference
     namespace: str
     owned: bool
@@ -81,6 +86,12 @@ class Cluster:
         with contextlib.suppress(ValueError):
             ray.kill(ray.get_actor(COORDINATOR, self.namespace))
 
+    async def until_lost(self) -> str:
+        """Until Ray has no head any more, and why that is the end here. Whoever asks for the coordinator is told."""
+        why = await (_own_head_is_lost() if self.owned else _head_is_silent(self.control))
+        self.control.give_up(why)
+        return why
+
     def shutdown(self) -> None:
         """End what `start_local` started: coordinator, ranks and the local Ray. A joined cluster goes on."""
         if (
@@ -90,7 +101,7 @@ class Cluster:
                 coordinator = ray.get_actor(COORDINATOR, self.namespace)
                 ray.get(coordinator.shutdown.remote(), timeout=SHUTDOWN_S)
                 ray.kill(coordinator)
-        ray.shutdown()
+        _leave()
 
 
 _ON_ITS_WAY = (ModelState.LOADING, ModelState.RECOVERING)
@@ -187,6 +198,42 @@ def _head_has_died() -> bool:
     """Whether of the Ray that this process has started something is gone that it cannot be without."""
     node = ray._private.worker._global_node
     return node is not None and any(kind in _HEAD for kind, _ in node.dead_processes())
+
+
+async def _own_head_is_lost() -> str:
+    while not _head_has_died():  # noqa: ASYNC110  # processes are asked, not told of
+        await asyncio.sleep(WATCH_S)
+    return (
+        "Ray's head, which this service had started, has died, and the models with it; start the service again: "
+        "they come back as they were last published."
+    )
+
+
+async def _head_is_silent(control: RayControl) -> str:
+    """Before Ray itself gives up and ends this process without a word."""
+    patience_s = SILENT_SHARE * float(os.environ.get(_RAYS_PATIENCE, "60"))
+    heard_s = time.monotonic()
+    while time.monotonic() - heard_s < patience_s:
+        await asyncio.sleep(KNOCK_S)
+        if await control.head_answers():
+            heard_s = time.monotonic()
+    return f"Ray's head has not answered for {patience_s:g} s; see to it that it runs, and start this front end again."
+
+
+def _leave() -> None:
+    """Ray asks a dead head to let it go, for half a minute, also when the process ends; without one it is not asked."""
+    node = ray._private.worker._global_node
+    if node is not None and _head_has_died():
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
+        atexit.register(_end_at_once)  # what was registered last runs first
+        return
+    ray.shutdown()
+
+
+def _end_at_once() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(1)
 
 
 def _cluster(namespace: str, owned: bool) -> Cluster:

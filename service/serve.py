@@ -30,6 +30,7 @@ from torpor.service.limits.bounds import Bounds
 from torpor.service.loading import tell_states, until_loaded
 from torpor.service.settings.shape import Settings, cluster_config
 
+_REFUSED_S = 0.5  # how long those who were on their way still hear why a lost cluster is
 _DESCRIBE_S = 30  # a coordinator that restarts meanwhile is waited for
 
 
@@ -44,6 +45,9 @@ class Cluster(Protocol):
     def control(self) -> Control: ...
     @property
     def inference(self) -> Inference: ...
+    async def until_lost(self) -> str:
+        """Until the cluster is gone for good, and why. Whoever asks its coordinator is told so from then on."""
+
     def shutdown(self) -> None: ...
 
 
@@ -260,18 +264,37 @@ async def _serve(
     host, port = listener.getsockname()[:2]
     around.say(f"Listening on http://{f'[{host}]' if ':' in host else host}:{port} (calls: /docs)")
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
+    amiss = asyncio.create_task(_until_amiss(cluster, loading, inference, around.say))
+    await asyncio.wait((serving, amiss), return_when=asyncio.FIRST_COMPLETED)
     code = 0
-    if loading.done() and not loading.result():
+    if amiss.done():
+        amiss.result()
         code = 1
         end.now()
     await serving
     if server.force_exit:
         await server.lifespan.shutdown()  # left out then, and cancelled with a traceback
-    for task in (loading, ending):
+    for task in (loading, ending, amiss):
         task.cancel()
-    await asyncio.gather(loading, ending, return_exceptions=True)
+    await asyncio.gather(loading, ending, amiss, return_exceptions=True)
     await inference.close()
-    if times.park and started is None and not server.force_exit:
+    if times.park and started is None and not (server.force_exit or code):
         await park(cluster.control, times.park_timeout_s, around.say)
     return code
+
+
+async def _until_amiss(
+    cluster: Cluster, loading: asyncio.Task[bool], inference: PatientInference, say: Callable[[str], None]
+) -> None:
+    """Until the service has nothing left to serve: its models do not load, or the cluster is lost under it."""
+    lost = asyncio.create_task(cluster.until_lost())
+    try:
+        await asyncio.wait((loading, lost), return_when=asyncio.FIRST_COMPLETED)
+        if not lost.done() and not loading.result():
+            return
+        why = await lost
+        say(why)
+        await inference.close(why)
+        await asyncio.sleep(_REFUSED_S)
+    finally:
+        lost.cancel()

@@ -23,6 +23,8 @@ from torpor.actors.messages import (
 from torpor.actors.ports import ContextTooLong, Control, GateClosed, InvalidRequest, LeaderLost, QueueFull
 from torpor.actors.ray.calls import ActorGone, call, call_once, first_line
 from torpor.actors.ray.inbox import Inbox
+from torpor.actors.ray.lifeline import Cut, Lifeline
+from torpor.actors.ray.lookup import Lookup
 from torpor.actors.ray.names import rank_name
 
 RENEW_S = 2.0
@@ -49,9 +51,13 @@ class LeaderStream:
         self.front_end = front_end
         self._inboxes: dict[str, Inbox] = {}
         self._submitting = asyncio.Semaphore(MAX_SUBMITTING)
-        self.lost = ""  # why this connection is over
-        self._over = asyncio.Event()
+        self._line = Lifeline()
         self._tasks = [asyncio.create_task(self._pump()), asyncio.create_task(self._renew())]
+
+    @property
+    def lost(self) -> str:
+        """Why this connection is over; "" while it is not."""
+        return self._line.cut_for
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Admit, then events to the end. Raises what Inference.generate raises, and LeaderGone."""
@@ -88,34 +94,27 @@ class LeaderStream:
         except (ActorGone, RayError, OSError) as error:
             raise LeaderGone(first_line(error)) from error
 
-    async def close(self) -> None:
+    async def close(self, why: str = ENDING) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.lost = self.lost or ENDING
+        self._line.cut(why)
         self._lose("")
         with contextlib.suppress(Exception):  # no connection: the lease ends it
             self._handle.detach.remote(self.front_end)
 
     async def _submit(self, request: GenerateRequest) -> AdmissionReply:
         async with self._submitting:
-            if self.lost:
-                raise LeaderGone(self.lost)
-            asked = asyncio.ensure_future(call_once(self._handle, "submit", self.front_end, [request]))
-            over = asyncio.ensure_future(self._over.wait())
             try:
                 # A connection that is lost does not always say so to each call.
-                await asyncio.wait((asked, over), return_when=asyncio.FIRST_COMPLETED)
-                if not asked.done():
-                    raise LeaderGone(self.lost)
-                reply: AdmissionReply = asked.result()[0]
+                asked = call_once(self._handle, "submit", self.front_end, [request])
+                reply: AdmissionReply = (await self._line.hold(asked))[0]
+            except Cut as error:
+                raise LeaderGone(str(error)) from error
             except ActorGone as error:
                 raise LeaderGone(f"the model's leader is gone: {error}") from error
             except (RayError, OSError) as error:
                 raise LeaderGone(f"the model's leader cannot be reached: {first_line(error)}") from error
-            finally:
-                asked.cancel()
-                over.cancel()
             return reply
 
     async def _pump(self) -> None:
@@ -142,8 +141,7 @@ class LeaderStream:
             await asyncio.sleep(RENEW_S)
 
     def _lose(self, why: str) -> None:
-        self.lost = self.lost or f"the model's leader is gone: {why}"
-        self._over.set()
+        self._line.cut(f"the model's leader is gone: {why}")
         for inbox in self._inboxes.values():
             inbox.lose(LeaderGone(self.lost))
 
@@ -155,24 +153,22 @@ class RayInference:
         self, namespace: str, control: Control, find: Callable[[str], ActorHandle] | None = None
     ) -> None:
         self._control = control
-        self._find = find or (lambda model: ray.get_actor(rank_name(model, 0), namespace))
+        self._lookup = Lookup(find or (lambda model: ray.get_actor(rank_name(model, 0), namespace)))
         self._front_end = f"front-{uuid.uuid4().hex[:12]}"
         self._streams: dict[str, LeaderStream] = {}
         self._made = 0
-        self._closed = False
+        self._line = Lifeline()
         self._closing: set[asyncio.Task[None]] = set()
 
     async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        if self._closed:
-            raise GateClosed("ending", ENDING)
+        self._check_open()
         stream = await self._stream(model)
         try:
             async with contextlib.aclosing(stream.generate(request)) as events:
                 async for event in events:
                     yield event
         except LeaderGone as error:
-            if self._closed:
-                raise GateClosed("ending", ENDING) from error
+            self._check_open()
             raise LeaderLost(str(error), error.admitted) from error
 
     async def abort_requests(self, model: str, request: str | None) -> int:
@@ -186,17 +182,24 @@ class RayInference:
         """To the leaders that were asked so far."""
         return tuple(self._streams.values())
 
-    async def close(self) -> None:
-        self._closed = True
+    async def close(self, why: str = ENDING) -> None:
+        """Whoever asks, or has not heard anything yet, is told why; who has, gets an error event."""
+        self._line.cut(why)
         streams, self._streams = list(self._streams.values()), {}
-        await asyncio.gather(*(stream.close() for stream in streams), *self._closing)
+        await asyncio.gather(*(stream.close(why) for stream in streams), *self._closing)
+
+    def _check_open(self) -> None:
+        if self._line.cut_for:
+            raise GateClosed("ending", self._line.cut_for)
 
     async def _stream(self, model: str) -> LeaderStream:
         stream = self._streams.get(model)
         if stream is not None and not stream.lost:
             return stream
         try:
-            handle = self._find(model)
+            handle = await self._line.hold(self._lookup.of(model))
+        except Cut as error:
+            raise GateClosed("ending", str(error)) from error
         except (RayError, OSError, RuntimeError) as error:
             raise LeaderLost(f"Ray cannot be reached: {first_line(error)}", admitted=False) from error
         except ValueError:
@@ -204,6 +207,9 @@ class RayInference:
             # Without a leader a model is on its way, or lost, whether or not that was noticed yet.
             coming = view.state in (ModelState.LOADING, ModelState.RECOVERING)
             raise GateClosed(GateReason(view.state) if coming else GateReason.FAILED, view.error) from None
+        self._check_open()
+        if (meanwhile := self._streams.get(model)) is not stream and meanwhile is not None:
+            return meanwhile  # whoever waited before this one has made it
         self._made += 1
         # Each connection is a front end of its own: nothing of a lost one can come back through the next.
         fresh = self._streams[model] = LeaderStream(handle, f"{self._front_end}-{self._made}")

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 
 from torpor.actors.audit import AuditEntry
 from torpor.actors.config import ClusterConfig, ModelConfig
@@ -24,7 +25,9 @@ from torpor.actors.messages import (
 )
 from torpor.actors.news import Changes, Position
 from torpor.actors.ports import ControlUnreachable, RankUnreachable
-from torpor.actors.ray.calls import ActorGone, call
+from torpor.actors.ray.calls import ActorGone, call, first_line
+from torpor.actors.ray.lifeline import Cut, Lifeline
+from torpor.actors.ray.lookup import Lookup
 from torpor.actors.ray.names import COORDINATOR
 
 WAIT_SLICE_S = 5.0  # the longest single wait at the coordinator, so that its death is noticed
@@ -75,10 +78,25 @@ class RayControl:
     effect already changes nothing (C1, C4).
     """
 
-    def __init__(self, namespace: str, find: Callable[[], ActorHandle] | None = None) -> None:
+    def __init__(self, namespace: str, find: Callable[[str], ActorHandle] | None = None) -> None:
         self._namespace = namespace
-        self._find = find or (lambda: ray.get_actor(COORDINATOR, namespace))
+        self._lookup = Lookup(find or (lambda name: ray.get_actor(name, namespace)))
         self._handle: ActorHandle | None = None
+        self._line = Lifeline()
+
+    def give_up(self, why: str) -> None:
+        """The cluster is lost: whoever asks, or waits, is told so."""
+        self._line.cut(why)
+
+    async def head_answers(self) -> bool:
+        """Whether there is somebody to ask for a coordinator, be there one or not."""
+        try:
+            await self._lookup.of(COORDINATOR)
+        except ValueError:
+            return True
+        except (RayError, OSError, RuntimeError):
+            return False
+        return True
 
     async def submit(self, request: OperationRequest) -> Operation:
         return cast(Operation, await self._call("submit", request))
@@ -133,12 +151,21 @@ class RayControl:
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         try:
-            if self._handle is None:
-                self._handle = self._find()
-            return await call(self._handle, method, *arguments)
+            return await self._line.hold(self._ask(method, *arguments))
+        except Cut as error:
+            raise ControlUnreachable(str(error)) from error
         except (ActorGone, ValueError) as error:
             self._handle = None
             raise ControlUnreachable(
                 f"no coordinator in the namespace {self._namespace!r} ({error}); start one with "
                 "`torpor serve` or `torpor apply`"
             ) from error
+
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        handle = self._handle
+        if handle is None:
+            try:
+                handle = self._handle = await self._lookup.of(COORDINATOR)
+            except (RayError, OSError, RuntimeError) as error:
+                raise ControlUnreachable(f"Ray cannot be reached: {first_line(error)}") from error
+        return await call(handle, method, *arguments)

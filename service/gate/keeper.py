@@ -21,6 +21,7 @@ from torpor.service.gate.policy import Answer, WhenClosed, answer, refused
 LOOK_S = 2.0  # the longest single look: a coordinator that has died is noticed
 RETRY_S = 0.5  # while there is no coordinator, or no memory yet
 LONGEST_RETRY_S = 4.0
+ENDING = "this front end is ending; repeat the request when it is back."
 FAILED_PATIENCE_S = 5.0  # for a failed model to begin to recover
 
 
@@ -30,6 +31,7 @@ class Keeper:
     def __init__(self, control: Control) -> None:
         self._control = control
         self._tasks: dict[Door, asyncio.Task[None]] = {}
+        self._why = ENDING  # nobody is let in any more
 
     def keep(self, door: Door) -> None:
         """To be called when somebody begins to wait."""
@@ -37,7 +39,9 @@ class Keeper:
         if task is None or task.done():
             self._tasks[door] = asyncio.get_running_loop().create_task(self._keep(door))
 
-    async def close(self) -> None:
+    async def close(self, why: str = ENDING) -> None:
+        """Whoever waits is refused with it."""
+        self._why = why
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -51,9 +55,7 @@ class Keeper:
             door.refuse_all(error)
         finally:
             self._tasks.pop(door, None)
-            door.refuse_all(
-                GateClosed("ending", "this front end is ending; repeat the request when it is back.")
-            )
+            door.refuse_all(GateClosed("ending", self._why))
 
     async def _once(self, door: Door) -> None:
         """From one look at a closed gate to its opening, or to a refusal."""

@@ -9,7 +9,7 @@ from torpor.actors.messages import FinishReason, GenerateRequest, TokenEvent
 from torpor.actors.ports import Control, GateClosed, Inference, LeaderLost
 from torpor.service.gate.door import Door, QueueCounts, Visitor
 from torpor.service.gate.gates import Gates
-from torpor.service.gate.keeper import Keeper
+from torpor.service.gate.keeper import ENDING, Keeper
 from torpor.service.gate.policy import POLICIES, Answer, WhenClosed
 
 
@@ -58,13 +58,13 @@ class PatientInference:
         """At the leader: who waits here has not been let in."""
         return await self._inner.abort_requests(model, request)
 
-    async def close(self) -> None:
-        """Who waits is refused, who runs is told by the Inference below."""
-        await self._keeper.close()
+    async def close(self, why: str = ENDING) -> None:
+        """Who waits is refused with it, who runs is told by the Inference below."""
+        await self._keeper.close(why)
         await self._gates.close()
         close = getattr(self._inner, "close", None)
         if close is not None:
-            await close()
+            await close(why)
 
     async def _door(self, model: str) -> Door:
         """An empty one takes the configuration of by now."""

@@ -3,6 +3,7 @@
 python service_child.py FOLDER PORT [--loading-fails] [--endless] [--refuses] [--slow-start] [--slow-end] [--joins]
 
 TORPOR_SHUTDOWN of the environment is heeded.
+The cluster is lost as soon as FOLDER/lost is there, which says why.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class LateCluster:
     def __init__(self, config: ClusterConfig, flags: list[str]) -> None:
         self._cluster = MemoryCluster.build(config)
         self._slow_end = "--slow-end" in flags
+        self._folder = Path(config.journal_path).parent
         if "--refuses" in flags:
             for ranks in self._cluster.ranks.values():
                 ranks[0].fault("preflight", Fault.REFUSE, times=100)
@@ -78,6 +80,11 @@ class LateCluster:
             endless="--endless" in flags,
             delay_s=0.02,
         )
+
+    async def until_lost(self) -> str:
+        while not (self._folder / "lost").exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        return (self._folder / "lost").read_text()
 
     def shutdown(self) -> None:
         if self._slow_end:

@@ -34,6 +34,7 @@ class MemoryInference:
     running: set[str] = field(default_factory=set)
     aborted: set[str] = field(default_factory=set)
     ended: bool = False  # as a front end whose connection to its leaders is closed
+    why: str = ""
 
     async def abort_requests(self, model: str, request: str | None) -> int:
         if model not in self.models:
@@ -42,13 +43,15 @@ class MemoryInference:
         self.aborted |= found
         return len(found)
 
-    async def close(self) -> None:
-        self.ended = True
+    async def close(self, why: str = "this front end is ending") -> None:
+        self.ended, self.why = True, why
 
     async def generate(self, model: str, request: GenerateRequest) -> AsyncIterator[TokenEvent]:
         self.seen.append(request)
         if model not in self.models:
             raise KeyError(model)
+        if self.ended:
+            raise GateClosed("ending", self.why)
         reason = self.gate(model)
         if reason is not None:
             raise GateClosed(reason)
@@ -79,9 +82,7 @@ class MemoryInference:
                 yield TokenEvent(request.id, finish_reason=FinishReason.ABORT, completion_tokens=count)
                 return
             if self.ended:
-                yield TokenEvent(
-                    request.id, finish_reason=FinishReason.ERROR, error="this front end is ending"
-                )
+                yield TokenEvent(request.id, finish_reason=FinishReason.ERROR, error=self.why)
                 return
             if self.fail_after is not None and count >= self.fail_after:
                 yield TokenEvent(request.id, finish_reason=FinishReason.ERROR, error="the step loop died")

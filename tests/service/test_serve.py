@@ -135,6 +135,29 @@ def test_a_signal_ends_open_streams_with_an_error_event_after_a_while(tmp_path: 
     assert told[-1] == "data: [DONE]"
 
 
+def test_a_cluster_that_is_lost_under_it_ends_open_streams_and_then_it_with_1_and_the_reason(
+    tmp_path: Path,
+) -> None:
+    """M6, G3."""
+    with (
+        running(tmp_path, "--endless") as service,
+        httpx.stream("POST", f"{service.url}/v1/chat/completions", json=HELLO, timeout=10) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        began = time.monotonic()
+        (tmp_path / "lost.new").write_text("Ray's head has died; start again.")
+        (tmp_path / "lost.new").rename(tmp_path / "lost")
+        told = [line for line in lines if line]
+        out, err = service.process.communicate(timeout=30)
+    assert service.process.returncode == 1, err
+    assert time.monotonic() - began < 5
+    assert "torpor: Ray's head has died; start again." in err
+    assert "requests left: 0" in out
+    assert "Traceback" not in err
+    assert "Ray's head has died; start again." in json.loads(told[-2][6:])["error"]["message"]
+
+
 def test_a_journal_that_cannot_be_used_ends_it_with_1_and_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "journal.db").write_bytes(b"no journal at all" * 100)
     service = ServiceProcess(tmp_path)
