@@ -31,6 +31,7 @@ class ModelRunner:
             if logits is not None:
                 wanted = [index for index in indices if chunks[index].wants_logits]
                 rows |= dict(zip(wanted, logits, strict=True))
+        self._pages.synchronize()
         return torch.stack([rows[index] for index in sorted(rows)]) if rows else None
 
     def _run(self, batch: PagedBatch) -> torch.Tensor | None:
