@@ -204,3 +204,38 @@ def test_what_is_not_served_is_refused_by_name_before_anything_is_taken(
 def test_every_family_of_the_table_has_a_small_model(tmp_path: Path) -> None:
     written = {json.loads(write_family(tmp_path, family).read_text())["model_type"] for family in FAMILIES}
     assert written == {one.model_type for one in SERVED}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}),
+        ("llama", {"num_key_value_heads": 6, "attention_bias": True}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}),
+        ("mistral", {"sliding_window": None}),
+        ("mistral", {"sliding_window": 1}),
+        ("gemma3", {"final_logit_softcapping": 3.0, "sliding_window": 9}),
+        ("gpt_oss", {"num_key_value_heads": 1, "sliding_window": 24}),
+        ("granite_hybrid", {"num_local_experts": 4, "intermediate_size": 32}),
+        (
+            "granite_hybrid",
+            {"position_embedding_type": None, "residual_multiplier": 0.5, "logits_scaling": 4.0},
+        ),
+        ("granite_hybrid", {"layer_types": ["linear_attention"] * 3}),
+        ("qwen3_next", {"num_experts": 0, "linear_num_value_heads": 2}),
+        ("lfm2", {"conv_L_cache": 4, "conv_bias": True}),
+    ],
+)
+def test_what_a_familys_configurations_may_change_is_token_exact_too(
+    family: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    config = write_family(tmp_path, family, **changes)
+    oracle = Oracle(config)
+    kv = KvCacheConfig(tokens_per_block=8, gpu_bytes=8 * MIB, host_bytes=8 * MIB)
+    with EngineHost(dummy_spec(config, kv=kv, step_tokens=16)) as host:
+        asked = [host.ask(prompt(n), max_tokens=12) for n in (1, 9, 50)]
+        for n, said in zip((1, 9, 50), asked, strict=True):
+            assert oracle.agrees(prompt(n), said.wait().tokens), (n, said.last)
+        again = host.tell(prompt(50), max_tokens=12)
+        assert again.cached >= 40  # a window may have passed the last block within the chunk that computed it
+        assert again.tokens == said.tokens
