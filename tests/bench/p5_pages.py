@@ -5,12 +5,14 @@
 Each row is a preserving sleep's or a wake's stage over that many live pages, in slots that are scattered by a seed:
 the bytes moved over the seconds that the stage took. "limit" copies as many bytes in one piece. Of each stage's
 seconds the rows say what this thread spent on books, on mapping, and on starting copies and waiting for them: while
-it does the former two, copies of earlier pages are under way.
+it does the former two, copies of earlier pages are under way. Each sleep lasts half a second: the driver scrubs freed
+memory in the background, and a wake at once would wait for that (P1 shows how long).
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 
 import torch
@@ -22,6 +24,7 @@ from torpor.native import Device, KvManager, Ledger, Sequence
 KIB, GIB = 1 << 10, 1 << 30
 PAGES_KIB = (16, 32, 64, 128, 256, 512, 2048)
 REPEATS = 5
+ASLEEP_S = 0.5
 PAGES_A_SEQUENCE = 1 << 15
 TOKENS_PER_BLOCK = 16
 KEPT = {"kv_cache": "pinned"}
@@ -59,7 +62,9 @@ def measure(result: Result, case: str, page_bytes: int, live_bytes: int, pool_by
     pages.normal_(generator=torch.Generator("cuda").manual_seed(7))
     before = [contents(pages, sequence) for sequence in sequences]
     for repeat in range(REPEATS + 1):
-        rows = {kind: operation(ledger, kind, KEPT) for kind in ("sleep", "wake")}
+        rows = {"sleep": operation(ledger, "sleep", KEPT)}
+        time.sleep(ASLEEP_S)
+        rows["wake"] = operation(ledger, "wake", KEPT)
         if repeat == 0:
             continue  # makes the host memory
         for (kind, row), speed in zip(rows.items(), ("d2h_gb_s", "h2d_gb_s"), strict=True):
