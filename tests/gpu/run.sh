@@ -93,7 +93,9 @@ export -f sanitized
 describe | tee "$OUT/machine.txt"
 build
 # Tables that gain a row have their others already.
-cp -n --preserve=timestamps tests/bench/results/[a-z]*.json "$TORPOR_RESULTS/" || true
+for table in tests/bench/results/[a-z]*.json; do
+  [[ -e $TORPOR_RESULTS/${table##*/} ]] || cp --preserve=timestamps "$table" "$TORPOR_RESULTS/"
+done
 case $verb in
   test) run_tests ;;
   bench) bench ;;

@@ -20,7 +20,8 @@ def keep_row(table: str, keys: tuple[str, ...], row: dict[str, Any], notes: str 
     """
     path = Path(os.environ.get("TORPOR_RESULTS", RESULTS)) / f"{table}.json"
     record = json.loads(path.read_text()) if path.exists() else {"id": table, "rows": []}
-    commit = command("git", "rev-parse", "--short", "HEAD") or os.environ.get("TORPOR_COMMIT", "")
+    # A copy without its history, or with another's, says by TORPOR_COMMIT which commit it is of.
+    commit = os.environ.get("TORPOR_COMMIT") or command("git", "rev-parse", "--short", "HEAD")
     row = row | {"commit": commit, "date": time.strftime("%Y-%m-%d"), "machine": machine()}
     others = [one for one in record["rows"] if any(one.get(key) != row[key] for key in keys)]
     record["rows"] = sorted([*others, row], key=lambda one: [str(one.get(key, "")) for key in keys])
