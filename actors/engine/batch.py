@@ -11,41 +11,11 @@ from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
 from torpor.actors.engine.plan import Chunk
+from torpor.actors.engine.reading import Reader, Reads, Stretch
 from torpor.actors.engine.states import SlotStates
 from torpor.native import KvManager, LayerSpec
 
-MAX_PADDING = (
-    2  # sequences decode together while the longest has at most this many times the tokens of the shortest
-)
 Tables = SequenceOf[NDArray[np.int32]]  # one sequence's page tables, by life cycle
-
-
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """Several new tokens of one sequence, attending to what its window shows of everything before them.
-
-    rows: where they lie in the packed row. blocks: (n,) slots holding context_tokens tokens, the new ones included.
-    mask: (new, context) True where visible; None when the new tokens are the whole context, and all is visible.
-    """
-
-    rows: slice
-    blocks: torch.Tensor
-    context_tokens: int
-    mask: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class Decode:
-    """One new token each of several sequences of similar length.
-
-    rows: (B,) in the packed row. slots, offsets: (B, longest) place of each context token; padding repeats the
-    sequence's first visible token, so that no undefined memory is read. mask: (B, 1, 1, longest) True where visible.
-    """
-
-    rows: torch.Tensor
-    slots: torch.Tensor
-    offsets: torch.Tensor
-    mask: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +28,7 @@ class Places:
     window: int | None
     new_slots: torch.Tensor
     new_offsets: torch.Tensor
-    prefills: tuple[Prefill, ...]
-    decodes: tuple[Decode, ...]
+    reads: Reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +51,11 @@ class PagedBatch:
 class Pages:
     """The manager's pools as tensors, at addresses that never change."""
 
-    def __init__(self, manager: KvManager, specs: SequenceOf[LayerSpec], device: torch.device) -> None:
+    def __init__(
+        self, manager: KvManager, specs: SequenceOf[LayerSpec], device: torch.device, reader: Reader
+    ) -> None:
         """specs: those that the manager was made of."""
+        self._reader = reader
         self._cycles = list(enumerate(manager.life_cycles))
         views = [
             {buffer.role: from_dlpack(manager.page_view(layer, buffer.role)) for buffer in spec.buffers}
@@ -148,20 +120,15 @@ class Pages:
         window: int | None,
     ) -> Places:
         slots = [self._slots(t, c.start, len(c.tokens)) for c, t in zip(chunks, tables, strict=True)]
-        prefills: list[Prefill] = []
-        single: list[Single] = []
-        for chunk, table, end in zip(chunks, tables, ends, strict=True):
-            if len(chunk.tokens) == 1:
-                seen = chunk.start + 1 if window is None else min(chunk.start + 1, window)
-                single.append(Single(seen, chunk.start + 1 - seen, end - 1, table))
-            else:
-                prefills.append(self._prefill(chunk, table, end, window))
+        stretches = [
+            Stretch(end - len(chunk.tokens), len(chunk.tokens), chunk.start, table)
+            for chunk, table, end in zip(chunks, tables, ends, strict=True)
+        ]
         return Places(
             window=window,
             new_slots=self._tensor(np.concatenate(slots)),
             new_offsets=offsets,
-            prefills=tuple(prefills),
-            decodes=tuple(self._decode(group) for group in similar_lengths(single)),
+            reads=self._reader(stretches, window, self.tokens_per_block, self.device),
         )
 
     def _slots(self, table: NDArray[np.int32], start: int, count: int) -> NDArray[np.int64]:
@@ -170,54 +137,5 @@ class Pages:
             raise AssertionError(f"tokens {start} to {start + count} lie beyond the pages of their sequence")
         return slots
 
-    def _prefill(self, chunk: Chunk, table: NDArray[np.int32], end: int, window: int | None) -> Prefill:
-        new, context = len(chunk.tokens), chunk.start + len(chunk.tokens)
-        first = 0 if window is None else max(chunk.start + 1 - window, 0) // self.tokens_per_block
-        blocks = table[first : -(-context // self.tokens_per_block)].astype(np.int64)
-        before = chunk.start - first * self.tokens_per_block  # tokens of the context that are not new
-        mask = None
-        if before or (window is not None and window < new):
-            mask = torch.ones(new, before + new, dtype=torch.bool, device=self.device).tril(before)
-            if window is not None:
-                mask = mask.triu(before + 1 - window)
-        return Prefill(slice(end - new, end), self._tensor(blocks), before + new, mask)
-
-    def _decode(self, group: SequenceOf[Single]) -> Decode:
-        lengths = np.array([one.context_tokens for one in group])
-        firsts = np.array([one.first for one in group])
-        places = np.arange(lengths.max())[None].repeat(len(group), axis=0)
-        visible = places < lengths[:, None]
-        places = firsts[:, None] + np.where(visible, places, 0)
-        slots = np.stack(
-            [one.table[row // self.tokens_per_block] for row, one in zip(places, group, strict=True)]
-        )
-        return Decode(
-            rows=self._tensor([one.row for one in group]),
-            slots=self._tensor(slots.astype(np.int64)),
-            offsets=self._tensor(places % self.tokens_per_block),
-            mask=torch.from_numpy(visible[:, None, None]).to(self.device),
-        )
-
     def _tensor(self, numbers: object) -> torch.Tensor:
         return torch.as_tensor(np.asarray(numbers, dtype=np.int64), device=self.device)
-
-
-@dataclass(frozen=True, slots=True)
-class Single:
-    """One new token: what it sees begins at position `first`; its place in the packed row; its sequence's pages."""
-
-    context_tokens: int
-    first: int
-    row: int
-    table: NDArray[np.int32]
-
-
-def similar_lengths(single: SequenceOf[Single]) -> list[list[Single]]:
-    """Groups whose longest context has at most MAX_PADDING times the tokens of the shortest."""
-    groups: list[list[Single]] = []
-    for item in sorted(single, key=lambda entry: entry.context_tokens):
-        if groups and item.context_tokens <= MAX_PADDING * groups[-1][0].context_tokens:
-            groups[-1].append(item)
-        else:
-            groups.append([item])
-    return groups

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from torpor.actors.config import RankSpec
+from torpor.actors.engine.attention import make_reader
 from torpor.actors.engine.batch import Pages
 from torpor.actors.engine.channel import FollowerChannel, LeaderChannel
 from torpor.actors.engine.errors import ModelRefused
@@ -69,7 +70,8 @@ class TransformersEngine:
         self._adopted = self._ledger.adopt(model.module)
         specs = layer_specs(model.config, model.dtype, ranks)
         manager = self._make_manager(model, specs)
-        pages = Pages(manager, specs, self._torch_device())
+        reader = make_reader(spec.model.engine.attention, self._device.kind)
+        pages = Pages(manager, specs, self._torch_device(), reader)
         leads = spec.rank == 0
         book = SequenceBook(manager, record=leads and ranks > 1)
         runner = ModelRunner(model.module, pages, book, makes_logits=leads)

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from torpor.actors.config import EngineConfig
-from torpor.actors.engine.attention import ATTENTION, register
+from torpor.actors.engine.attention import ATTENTION, check_implementation, register
 from torpor.actors.engine.errors import ModelRefused
 from torpor.actors.engine.families import check_config
 from torpor.actors.engine.gguf_reading import parsed_once
@@ -39,8 +39,7 @@ class LoadedModel:
 def load_model(engine: EngineConfig, tensor_parallel: int, device_kind: str) -> LoadedModel:
     """Raises ModelRefused before anything large is read. device_kind: host or cuda."""
     source = resolve(engine)
-    if engine.attention not in ("auto", "torch"):
-        raise ModelRefused(f"engine.attention {engine.attention!r} is unknown; known: auto, torch")
+    check_implementation(engine.attention, device_kind)
     register()
     with _quiet(), parsed_once():
         config = _config(source)

@@ -63,7 +63,7 @@ def test_a_damaged_configuration_is_named(tiny: Path, tmp_path: Path, content: s
         ({"load_format": "pickle"}, "known: auto, gguf, safetensors, dummy"),
         ({"load_format": "safetensors"}, "name its folder"),
         ({"dtype": "int4"}, "known: auto, float32"),
-        ({"attention": "flash"}, "known: auto, torch"),
+        ({"attention": "flash"}, "known: auto, torch, triton"),
         ({"max_context_tokens": 4096}, "takes 2 to 512"),
     ],
 )
