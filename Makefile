@@ -10,7 +10,7 @@ SOURCES := $(shell find service actors native -name '*.py' -o -name '*.pyi')
 export PYTHONDONTWRITEBYTECODE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run serve test links test-native test-sanitize test-python test-long bench lint tidy format tree stub clean
+.PHONY: help setup run serve test links test-native test-sanitize test-python test-long bench lint tidy format tree stub openapi clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -102,6 +102,9 @@ tree: links ## as links, with the extension built beside its sources: PYTHONPATH
 
 stub: tree ## native/_core.pyi, written anew from what native/bindings/ binds
 	PYTHONPATH=build/py $(BIN)/python deploy/stub.py
+
+openapi: links ## docs/openapi.json, written anew from the routes
+	PYTHONPATH=build/py $(BIN)/python deploy/openapi.py
 
 clean: ## remove what was built; .venv stays
 	rm -rf build native/_core*.so

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -20,7 +21,6 @@ from torpor.service.auth.guard import Guard
 from torpor.service.auth.tokens_file import TokensFile
 from torpor.service.context import Context
 from torpor.service.dialects.mounts import Mounts, mount_urls, split_mount
-from torpor.service.docs import problem_response
 from torpor.service.gate.gates import Gates
 from torpor.service.gate.patience import PatientInference
 from torpor.service.limits.bounds import Bounds
@@ -28,6 +28,7 @@ from torpor.service.limits.places import Places
 from torpor.service.limits.rates import Rates
 from torpor.service.logs import RequestLog, note
 from torpor.service.metrics import Metrics
+from torpor.service.openapi.document import document
 from torpor.service.problems import Code, Problem
 from torpor.service.routes import (
     audit,
@@ -87,13 +88,14 @@ def create_app(
         version=service_version(),
         description="Sleep and wake for the memory of LLM inference.",
         lifespan=whole_life,
-        responses={"default": problem_response()},
     )
     app.state.context = context
     app.state.started_at = clock()
     app.state.logger = logger
     for surface in (native, lives, pauses, weights, events, audit, memory, vllm, sglang, openai, health):
         app.include_router(surface.router)
+    # Made once, when somebody asks.
+    app.openapi = functools.cache(functools.partial(document, app))  # type: ignore[method-assign]
     _answer_errors(app)
     # The last one added is the outermost: the log shows paths as they came, all else sees those of the routes.
     refused = metrics.count_limited

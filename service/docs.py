@@ -6,8 +6,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from torpor.service.problems import MEDIA_TYPE
-
 PROBLEM_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["type", "title", "status", "code", "detail"],
@@ -29,10 +27,6 @@ PROBLEM_SCHEMA: dict[str, Any] = {
 def json_body(shape: type[BaseModel]) -> dict[str, Any]:
     """`openapi_extra` of a route with this optional JSON body."""
     return {"requestBody": {"content": {"application/json": {"schema": _inlined(shape)}}, "required": False}}
-
-
-def problem_response() -> dict[str, Any]:
-    return {"description": "A problem", "content": {MEDIA_TYPE: {"schema": PROBLEM_SCHEMA}}}
 
 
 def _inlined(shape: type[BaseModel]) -> dict[str, Any]:
