@@ -92,7 +92,8 @@ def create_app(
     app.state.context = context
     app.state.started_at = clock()
     app.state.logger = logger
-    for surface in (native, lives, pauses, weights, events, audit, memory, vllm, sglang, openai, health):
+    # In the order in which a request's path is looked for: what is asked most comes first.
+    for surface in (openai, native, lives, pauses, weights, events, audit, memory, vllm, sglang, health):
         app.include_router(surface.router)
     # Made once, when somebody asks.
     app.openapi = functools.cache(functools.partial(document, app))  # type: ignore[method-assign]

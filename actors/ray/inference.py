@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import cast
 
 import ray
 from ray.actor import ActorHandle
@@ -26,9 +27,9 @@ from torpor.actors.ray.inbox import Inbox
 from torpor.actors.ray.lifeline import Cut, Lifeline
 from torpor.actors.ray.lookup import Lookup
 from torpor.actors.ray.names import rank_name
+from torpor.actors.ray.submissions import Submissions
 
 RENEW_S = 2.0
-MAX_SUBMITTING = 256  # calls of one front end in flight; Ray would queue the rest unseen
 MAX_BATCHES_AHEAD = 32  # of a stream, before its producer waits
 ENDING = "this front end is ending; repeat the request when it is back."
 LEASE_S = 10.0  # a leader that answers no renewal for so long has forgotten us
@@ -50,14 +51,9 @@ class LeaderStream:
         self._handle = handle
         self.front_end = front_end
         self._inboxes: dict[str, Inbox] = {}
-        self._submitting = asyncio.Semaphore(MAX_SUBMITTING)
-        self._line = Lifeline()
+        self._submissions = Submissions(self._send)
+        self.lost = ""  # why this connection is over
         self._tasks = [asyncio.create_task(self._pump()), asyncio.create_task(self._renew())]
-
-    @property
-    def lost(self) -> str:
-        """Why this connection is over; "" while it is not."""
-        return self._line.cut_for
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Admit, then events to the end. Raises what Inference.generate raises, and LeaderGone."""
@@ -66,7 +62,7 @@ class LeaderStream:
         inbox = self._inboxes[request.id] = Inbox()
         finished = admitted = False
         try:
-            reply = await self._submit(request)
+            reply = await self._submissions.submit(request)
             finished = reply.admission is not Admission.ADMITTED
             raise_unless_admitted(reply)
             admitted = True
@@ -98,24 +94,19 @@ class LeaderStream:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._line.cut(why)
+        self.lost = self.lost or why
         self._lose("")
         with contextlib.suppress(Exception):  # no connection: the lease ends it
             self._handle.detach.remote(self.front_end)
 
-    async def _submit(self, request: GenerateRequest) -> AdmissionReply:
-        async with self._submitting:
-            try:
-                # A connection that is lost does not always say so to each call.
-                asked = call_once(self._handle, "submit", self.front_end, [request])
-                reply: AdmissionReply = (await self._line.hold(asked))[0]
-            except Cut as error:
-                raise LeaderGone(str(error)) from error
-            except ActorGone as error:
-                raise LeaderGone(f"the model's leader is gone: {error}") from error
-            except (RayError, OSError) as error:
-                raise LeaderGone(f"the model's leader cannot be reached: {first_line(error)}") from error
-            return reply
+    async def _send(self, requests: Sequence[GenerateRequest]) -> list[AdmissionReply]:
+        try:
+            asked = call_once(self._handle, "submit", self.front_end, list(requests))
+            return cast("list[AdmissionReply]", await asked)
+        except ActorGone as error:
+            raise LeaderGone(f"the model's leader is gone: {error}") from error
+        except (RayError, OSError) as error:
+            raise LeaderGone(f"the model's leader cannot be reached: {first_line(error)}") from error
 
     async def _pump(self) -> None:
         why = "it ended the stream of this front end"
@@ -141,7 +132,9 @@ class LeaderStream:
             await asyncio.sleep(RENEW_S)
 
     def _lose(self, why: str) -> None:
-        self._line.cut(f"the model's leader is gone: {why}")
+        self.lost = self.lost or f"the model's leader is gone: {why}"
+        # A connection that is lost does not always say so to each call.
+        self._submissions.end(LeaderGone(self.lost))
         for inbox in self._inboxes.values():
             inbox.lose(LeaderGone(self.lost))
 

@@ -5,7 +5,8 @@
 1,000 requests at once, of 8 tokens each, are sent to `torpor serve --connect` over a rank with a toy engine that is as
 fast as it can, and to the bare application (p9_rival.py); the two take turns. Seconds are from the first byte sent to
 the last one read, as the client sees them, of each request of a round: p50 and p99 are the rounds' own. Whole answers
-and streams are cases of their own. Both servers are processes with the same HTTP stack and log to files.
+and streams are cases of their own. The CPU time of server and actor for each request is beside them: on a shared
+machine it is what lasts. Both servers are processes with the same HTTP stack and log to files.
 """
 
 from __future__ import annotations
@@ -38,16 +39,23 @@ START_S = 60.0
 class Door:
     """A server's process, where it listens, and what it is asked."""
 
-    def __init__(self, name: str, command: list[str], log: Path) -> None:
+    def __init__(self, name: str, command: list[str], log: Path, actor: int) -> None:
         self.name = name
         with bind("127.0.0.1", 0) as probe:
             self.port = int(probe.getsockname()[1])
         self._log = log.open("wb")
         self.process = subprocess.Popen([*command, str(self.port)], stdout=self._log, stderr=self._log)
+        self.actor = actor  # the process behind it
+
+    def cpu_s(self) -> tuple[float, float]:
+        """CPU time so far: of the server, and of the actor."""
+        return cpu_s(self.process.pid), cpu_s(self.actor)
 
     async def ask(self, stream: bool) -> float:
         """Seconds of one request."""
-        body = json.dumps({"model": "toy", "prompt": "go on", "max_tokens": TOKENS, "stream": stream}).encode()
+        body = json.dumps(
+            {"model": "toy", "prompt": "go on", "max_tokens": TOKENS, "stream": stream}
+        ).encode()
         head = "POST /v1/completions HTTP/1.1\r\nhost: bench\r\nconnection: close\r\ncontent-type: application/json\r\n"
         began_s = time.perf_counter()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -92,18 +100,24 @@ def doors(folder: Path) -> Iterator[tuple[Door, Door]]:
     made: list[Door] = []
     try:
         asyncio.run(cluster.wait_until_loaded(START_S))
+        rank = asyncio.run(cluster.control.model("toy")).ranks[0].pid
         speaker = ray.remote(name=ACTOR, num_cpus=0, max_concurrency=2 * REQUESTS)(Speaker).remote()
         address = ray.get_runtime_context().gcs_address
         ours = [sys.executable, "-m", "torpor.service.cli", "serve", "--connect", address, "--port"]
-        made.append(Door("torpor", ours, folder / "torpor.log"))
+        made.append(Door("torpor", ours, folder / "torpor.log", rank))
         rival = [sys.executable, str(HERE / "p9_rival.py"), address]
-        made.append(Door("fastapi+ray", rival, folder / "rival.log"))
+        made.append(Door("fastapi+ray", rival, folder / "rival.log", ray.get(speaker.pid.remote())))
         yield made[0], made[1]
         del speaker
     finally:
         for door in made:
             door.end()
         cluster.shutdown()
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def measure(result: Result, both: tuple[Door, Door], rounds: int, requests: int) -> None:
@@ -116,7 +130,11 @@ async def measure(result: Result, both: tuple[Door, Door], rounds: int, requests
         for at in range(rounds):
             for door in both if at % 2 else reversed(both):
                 await asyncio.sleep(PAUSE_S)
+                before = door.cpu_s()
                 seconds = sorted(await asyncio.gather(*(door.ask(stream) for _ in range(requests))))
+                spent = [1e3 * (s - b) / requests for s, b in zip(door.cpu_s(), before, strict=True)]
+                result.add(door.name, case, "server_cpu_ms", "ms", spent[0])
+                result.add(door.name, case, "actor_cpu_ms", "ms", spent[1])
                 result.add(door.name, case, "p50_s", "s", seconds[len(seconds) // 2])
                 result.add(door.name, case, "p99_s", "s", seconds[len(seconds) * 99 // 100])
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 import uuid
@@ -30,6 +31,9 @@ def make_engine(spec: RankSpec, ledger: Ledger, device: Device) -> ToyEngine:
 
 class Speaker:
     """The bare actor: what it says costs nothing."""
+
+    async def pid(self) -> int:
+        return os.getpid()
 
     async def whole(self, prompt: str, tokens: int) -> str:
         return "x" * tokens
