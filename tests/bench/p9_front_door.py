@@ -1,6 +1,6 @@
 """P9: what gate and front door cost a request, beside a bare FastAPI application that calls one Ray actor.
 
-    PYTHONPATH=tests:build/py python tests/bench/p9_front_door.py --json FOLDER
+    PYTHONPATH=tests python tests/bench/p9_front_door.py --json FOLDER
 
 1,000 requests at once, of 8 tokens each, are sent to `torpor serve --connect` over a rank with a toy engine that is as
 fast as it can, and to the bare application (p9_rival.py); the two take turns. Seconds are from the first byte sent to
