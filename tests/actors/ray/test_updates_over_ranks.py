@@ -56,6 +56,12 @@ async def test_three_ranks_take_new_weights_from_a_path_and_from_a_trainer_in_ra
     )
     await torpor.cluster.wait_until_loaded(300)
     assert await say(torpor, "old") == old.greedy(PROMPT, 16)
+    none = {"weights": RestoreMode.NONE}
+    slept = await do(torpor, OperationRequest(Kind.SLEEP, "toy", restore=none))
+    assert slept.state is OperationState.SUCCEEDED, slept
+    woken = await torpor.wake()  # each reads its share of the source again
+    assert (woken.state, woken.reloaded_bytes > 0) == (OperationState.SUCCEEDED, True), woken
+    assert await say(torpor, "read again") == old.greedy(PROMPT, 16)
     update = OperationRequest(Kind.UPDATE, "toy", ("weights",), weights_path=str(tmp_path))
     done = await do(torpor, update)
     assert (done.state, done.weights_version) == (OperationState.SUCCEEDED, 1), done
@@ -69,7 +75,6 @@ async def test_three_ranks_take_new_weights_from_a_path_and_from_a_trainer_in_ra
     with pytest.raises(BadRequest, match=r"missing, the first 'model\.norm\.weight'") as refused:
         await asyncio.to_thread(client.update_weights, "toy", missing)
     assert refused.value.code == "weights_refused"
-    none = {"weights": RestoreMode.NONE}
     assert (
         await do(torpor, OperationRequest(Kind.SLEEP, "toy", restore=none))
     ).state is OperationState.SUCCEEDED
