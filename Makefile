@@ -72,6 +72,7 @@ bench: $(VENV)/installed ## the benchmarks that need no GPU, into build/bench/; 
 	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/native --target p10_prefix_tree
 	$(BIN)/python tests/bench/p10_prefixes.py --program build/native/tests/bench/p10_prefix_tree --json build/bench
 	$(BIN)/python tests/bench/p4_host.py --json build/bench
+	PYTHONPATH=tests $(BIN)/python tests/bench/p7_protocol.py --json build/bench
 	PYTHONPATH=tests $(BIN)/python tests/bench/p9_front_door.py --json build/bench
 
 lint: $(VENV)/installed links ## ruff, mypy --strict, clang-format
