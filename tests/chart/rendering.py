@@ -40,7 +40,7 @@ class Rendered:
 
     @cached_property
     def documents(self) -> list[dict[str, Any]]:
-        return [document for document in yaml.safe_load_all(self.text) if document]
+        return [document for document in yaml.load_all(self.text, yaml.CSafeLoader) if document]
 
     def of_kind(self, kind: str, suffix: str = "") -> dict[str, Any]:
         """The only one of this kind whose name ends so."""

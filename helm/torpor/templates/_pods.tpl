@@ -1,8 +1,8 @@
 {{- define "torpor.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: 1000
-runAsGroup: 1000
-fsGroup: 1000
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
