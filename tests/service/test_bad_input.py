@@ -70,7 +70,7 @@ BAD: list[tuple[str, str | None, Headers, int, str, str]] = [
     ("POST /v1/completions", '{"model":"chat","prompt":"x","max_tokens":0}', {}, 400, "invalid_request", "max_tokens"),
     ("POST /v1/completions", '{"model":"chat","prompt":"x","temperature":9}', {}, 400, "invalid_request", "temperature"),
     ("POST /v1/completions", '{"model":"chat","prompt":"x","top_p":0}', {}, 400, "invalid_request", "top_p"),
-    ("POST /v1/completions", '{"model":"chat","prompt":"","echo":1,"logprobs":1}', {}, 400, "unsupported_parameter", "best_of"),
+    ("POST /v1/completions", '{"model":"chat","prompt":"x","best_of":3}', {}, 400, "unsupported_parameter", "best_of"),
     ("GET /v1/models/nobody", None, {}, 404, "unknown_model", "chat, draft"),
 ]  # fmt: skip
 
