@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
+from urllib.parse import quote
 
 from torpor.actors.messages import ModelView, Operation, RankStatus
+
+MAX_IGNORED = 1000  # characters
+
+
+def ignored_header(names: Iterable[str]) -> dict[str, str]:
+    """Fields of a body that mean nothing here; quoted, since they may hold what no header can."""
+    told = ", ".join(quote(name, safe="") for name in names)
+    return {"Torpor-Ignored": told[:MAX_IGNORED]} if told else {}
 
 
 def operation_json(operation: Operation) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torpor.service.dialects.wishes import DEFAULT_LEVEL, LEVELS, Wish, read_wis
 from torpor.service.logs import note
 from torpor.service.operations import finish, known_for, published_models, submit, who
 from torpor.service.problems import Code, Problem, operation_problem
-from torpor.service.wire import operation_json
+from torpor.service.wire import ignored_header, operation_json
 
 T = TypeVar("T")
 TAGS, MODE = frozenset({"tags"}), frozenset({"mode"})
@@ -159,9 +159,7 @@ def _is_meant(tag: str, tags: tuple[str, ...] | None, view: ModelView) -> bool:
 
 def answer(asked: Asked, operation: Operation | None, body: Mapping[str, Any] | None = None) -> Response:
     """As the dialect's clients expect it; body: what this call answers besides."""
-    headers = {}
-    if asked.wish.ignored:
-        headers["Torpor-Ignored"] = ", ".join(asked.wish.ignored)
+    headers = ignored_header(asked.wish.ignored)
     if operation is not None:
         headers["Torpor-Operation"] = operation.id
     if body is not None:

@@ -17,6 +17,7 @@ from torpor.service.openai.generation import Generation
 from torpor.service.openai.shapes import AnswerHead, answer_chunks, whole_answer
 from torpor.service.operations import find_model, published_models
 from torpor.service.sse import EventStream, while_connected
+from torpor.service.wire import ignored_header
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -80,7 +81,7 @@ async def _generate(request: Request, body: ChatBody | CompletionBody) -> Respon
         token_ids=body.return_token_ids,
         echoes=body.echoes(),
     )
-    headers = {"Torpor-Ignored": ", ".join(body.ignored)} if body.ignored else {}
+    headers = ignored_header(body.ignored)
     generation = Generation(context.inference, context.admission, body.model, asked)
     if not body.stream:
         work = _whole(context, generation, head, len(asked))
