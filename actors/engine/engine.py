@@ -147,6 +147,11 @@ class TransformersEngine:
     def waiting(self) -> int:
         return self._loop.waiting() if isinstance(self._loop, LeaderLoop) else 0
 
+    @property
+    def attention(self) -> str:
+        """The implementation that it has chosen, as `engine.attention` names it."""
+        return make_reader(self._spec.model.engine.attention, self._device.kind).name
+
     def quiesce(self, timeout_s: float) -> int:
         return self._loaded().quiesce(timeout_s)
 

@@ -45,6 +45,11 @@ class Result:
     def add(self, subject: str, case: str, metric: str, unit: str, value: float) -> None:
         self.samples.setdefault((subject, case, metric, unit), []).append(value)
 
+    def median(self, subject: str, case: str, metric: str) -> float:
+        """Of what was added under these names, whatever the unit."""
+        found = [values for key, values in self.samples.items() if key[:3] == (subject, case, metric)]
+        return statistics.median(found[0])
+
     def rows(self) -> list[dict[str, Any]]:
         return [
             {

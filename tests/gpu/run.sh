@@ -11,7 +11,7 @@ verb=${1:-}
 picked=" ${*:2} "
 failures=()
 export TORPOR_RESULTS=$OUT/results PYTHONUNBUFFERED=1
-export PYTHONPATH="$PWD/build/py${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$PWD/build/py:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}"
 mkdir -p "$TORPOR_RESULTS"
 
 describe() {
@@ -56,6 +56,8 @@ bench() {
   part p1 200 python3 tests/bench/p1_discard.py --json "$TORPOR_RESULTS"
   part p2 330 python3 tests/bench/p2_weights.py --json "$TORPOR_RESULTS"
   part p5 120 python3 tests/bench/p5_pages.py --json "$TORPOR_RESULTS"
+  part p6 180 python3 tests/bench/p6_first_token.py --json "$TORPOR_RESULTS"
+  part p11 200 python3 tests/bench/p11_decode.py --json "$TORPOR_RESULTS"
 }
 
 # TOOL COMMAND…: the program must succeed under the tool, and the tool must have said what it has found.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gguf
 import numpy as np
 import torch
 from safetensors.torch import save_file
@@ -37,6 +36,8 @@ def write_checkpoint(folder: Path, oracle: Oracle) -> Path:
 
 def write_gguf(path: Path, model: LlamaForCausalLM) -> Path:
     """As converters do: names of their own, and the rotary halves of q and k interleaved."""
+    import gguf  # here: machines that measure have none
+
     config, names = (
         model.config,
         gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.config.num_hidden_layers),

@@ -1,0 +1,112 @@
+"""The default engine over a dummy Llama, in the benchmark's own process, and when each answer came."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from support.checkpoints import write_tokenizer
+from support.engine_host import EngineHost
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from torpor.actors.config import GIB, MIB, DeviceConfig, EngineConfig, KvCacheConfig, ModelConfig, RankSpec
+from torpor.actors.messages import TokenEvent
+from torpor.native import Device
+
+# 8.03 B parameters
+EIGHT_BILLION: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 16384,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+# For rehearsals on host devices.
+SMALL = EIGHT_BILLION | {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+
+
+def write_checkpoint(folder: Path, shape: dict[str, Any], where: str) -> Path:
+    """Random weights in bfloat16, made on the device `where`; those of an earlier call are taken as they are."""
+    if not (folder / "tokenizer.json").exists():
+        torch.manual_seed(1)
+        config = AutoConfig.for_model(**shape)
+        with torch.device(where):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model.save_pretrained(folder)
+        (folder / "config.json").write_text(json.dumps(shape | {"dtype": "bfloat16"}))
+        write_tokenizer(folder)
+        del model
+        if where == "cuda":
+            torch.cuda.empty_cache()
+    return folder
+
+
+def spec(folder: Path, on_host: bool, **engine: Any) -> RankSpec:
+    gpu_bytes = 64 * MIB if on_host else 12 * GIB
+    return RankSpec(
+        model=ModelConfig(
+            name="bench",
+            engine=EngineConfig(model=str(folder), dtype="bfloat16", **engine),
+            kv_cache=KvCacheConfig(tokens_per_block=32, gpu_bytes=gpu_bytes, host_bytes=gpu_bytes),
+        ),
+        rank=0,
+        incarnation="bench",
+        device=DeviceConfig(kind="host" if on_host else "cuda"),
+        device_index=0,
+        host_pool_bytes=0 if on_host else 32 * GIB,
+    )
+
+
+class Served(EngineHost):
+    """Also knows when the first token of each answer came."""
+
+    def __init__(self, folder: Path, on_host: bool, **engine: Any) -> None:
+        device = None if on_host else Device.cuda(0)
+        super().__init__(spec(folder, on_host, **engine), capacity_bytes=512 * MIB, device=device)
+        self.first_s: dict[int, float] = {}
+
+    @property
+    def attention(self) -> str:
+        return str(self.engine.attention)  # type: ignore[attr-defined]
+
+    def _sink(self, events: Sequence[TokenEvent]) -> None:
+        now = time.perf_counter()
+        for event in events:
+            if event.token_ids:
+                self.first_s.setdefault(id(self.said[event.request]), now)
+        super()._sink(events)
+
+    def first_token(self, prompt: list[int], tokens: int) -> tuple[float, list[int], int]:
+        """Seconds to the first token of an answer of so many; the answer; how many tokens of the prompt were known."""
+        began = time.perf_counter()
+        said = self.tell(prompt, max_tokens=tokens, ignore_eos=True)
+        return self.first_s[id(said)] - began, said.tokens, said.cached
+
+
+def text(tokens: int, vocabulary: int, seed: int) -> list[int]:
+    """Random tokens."""
+    draw = random.Random(seed)
+    return [draw.randrange(vocabulary) for _ in range(tokens)]
