@@ -31,7 +31,7 @@ _LOOK = Answer("Object", (*WITH_QUERY, *OF_A_MODEL))
 _PROBE = Answer("Status")
 
 ANSWERS: Mapping[str, Answer] = {
-    "POST /sleep": _FANNED_OUT,
+    "POST /sleep": Answer("Any", OPERATION, native=True),  # vLLM's clients get no body
     "POST /wake": _FANNED_OUT,
     "POST /models/{model}/sleep": _FANNED_OUT,
     "POST /models/{model}/wake": _FANNED_OUT,

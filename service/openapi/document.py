@@ -58,7 +58,8 @@ def _describe(call: dict[str, Any], name: str) -> None:
 def _responses(answer: Answer) -> dict[str, Any]:
     said: dict[str, Any] = {"200": {"description": "Done", **_content(answer.shape)}}
     if answer.native:
-        said["202"] = {"description": _ASYNC, **_content(answer.shape)}
+        begun = "OperationOrOperations" if answer.shape == "Any" else answer.shape
+        said["202"] = {"description": _ASYNC, **_content(begun)}
     for status in sorted({*ANY_CALL, *answer.problems}):
         described = {"description": http.HTTPStatus(status).phrase}
         said[str(status)] = described | {"content": {MEDIA_TYPE: {"schema": reference("Problem")}}}
