@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+
 import openai
 import pytest
+from e2e.readme import blocks, commands
 from e2e.serving import Server
 
 from torpor.service.walkthrough.memory import page_bytes
@@ -127,3 +133,48 @@ def test_weights_woken_without_contents_are_not_served_until_they_are_read_again
     woken = server.http.post("/wake", json={}).raise_for_status().json()
     assert woken["reloaded_bytes"] > 400 * MIB
     assert answer(server)[0] == first
+
+
+# They start what the others ask; examples/shared_gpu.py runs them.
+STARTED_ELSEWHERE = ("torpor serve", "torpor apply")
+
+
+def test_what_the_readme_tells_people_to_type_works_as_it_stands(server: Server) -> None:
+    """Every curl and torpor command, in its order, and every Python block."""
+    environment = os.environ | {
+        "TORPOR_URL": server.url,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    asked = [one for one in commands() if not one.startswith(STARTED_ELSEWHERE)]
+    assert {one.split()[0] for one in asked} == {"curl", "torpor"}
+    script = [f'torpor() {{ "{sys.executable}" -W ignore -m torpor.service.cli "$@"; }}', "set -ex"]
+    for command in asked:
+        script.append(
+            command.replace("curl -s", "curl -sS --fail-with-body").replace("localhost:8700", server.url)
+        )
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(script)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Paris" in done.stdout
+    assert "sleep of smollm2: succeeded" in done.stdout
+    programs = blocks("python")
+    assert len(programs) == 2
+    for program in programs:
+        here = program.replace("Client()", f'Client("{server.url}")')
+        ran = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", here],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert "Client" not in program or re.search(r"'[^']+': \d{6,}", ran.stdout), ran.stdout
+    assert server.model()["state"] == "awake"
