@@ -23,6 +23,7 @@ from torpor.service.context import Context
 from torpor.service.dialects.mounts import Mounts, mount_urls, split_mount
 from torpor.service.gate.gates import Gates
 from torpor.service.gate.patience import PatientInference
+from torpor.service.heads import Heads
 from torpor.service.limits.bounds import Bounds
 from torpor.service.limits.places import Places
 from torpor.service.limits.rates import Rates
@@ -104,6 +105,7 @@ def create_app(
     app.add_middleware(Guard, callers=tokens, rates=Rates(bounds.requests_per_s, bounds.burst, refused))
     app.add_middleware(Auditor, control=control, logger=logger)
     app.add_middleware(Mounts)
+    app.add_middleware(Heads)
     app.add_middleware(RequestLog, logger=logger)
     return app
 

@@ -63,11 +63,21 @@ class OperationBody(_Body):
 
 
 class WakeBody(OperationBody):
-    """on_discard: of weights that come back without contents; by default as the model is configured."""
+    """on_discard: of weights that come back without contents; by default as the model is configured.
+
+    releases: the operation of a sleep, whose hold alone is ended; the model wakes when nobody else holds it.
+    """
 
     make_room: Literal["none", "idle"] = "none"  # idle: put idle neighbours to sleep when there is no memory
     on_discard: Literal["reload", "wait"] | None = None
     accept_stale_weights: bool = False  # weights that were updated may come back as their source has them
+    releases: Annotated[str, Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _a_hold_ends_whole(self) -> Self:
+        if self.releases is not None and self.tags is not None:
+            raise ValueError("releases ends a hold, which wakes every tag with the last one; leave tags out")
+        return self
 
 
 class SleepBody(OperationBody):
@@ -86,6 +96,15 @@ class SleepBody(OperationBody):
             raise ValueError("wake_on_request makes it no hold, and lease_s is a hold's; leave one out")
         if self.on_expiry is not None and self.lease_s is None:
             raise ValueError("on_expiry is about a lease; give lease_s with it")
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_what_sleeps(self) -> Self:
+        beside = sorted(set(self.restore) - set(self.tags)) if self.tags is not None else []
+        if beside:
+            raise ValueError(
+                f"restore names {', '.join(beside)}, and tags do not; add it there, or leave it out"
+            )
         return self
 
 
@@ -196,6 +215,7 @@ def to_request(
     own: dict[str, Any] = {}
     if isinstance(body, WakeBody):
         own = {"make_room": MakeRoom(body.make_room), "accept_stale_weights": body.accept_stale_weights}
+        own["releases"] = body.releases or ""
         own["on_discard"] = OnDiscard(body.on_discard) if body.on_discard is not None else None
     if isinstance(body, SleepBody):
         own = {"wake_on_request": body.wake_on_request, "lease_s": body.lease_s}

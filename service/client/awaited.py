@@ -115,7 +115,7 @@ class AsyncClient(AwaitedOperations):
         finally:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
-            await self.wake(record["model"], tags=tags, on_conflict="wait")
+            await self.wake(record["model"], releases=record["id"], on_conflict="wait")
 
     async def chat(
         self, model: str, messages: str | Sequence[Mapping[str, Any]], **fields: Any

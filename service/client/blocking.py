@@ -113,7 +113,8 @@ class Client(Operations):
     ) -> Iterator[Freed]:
         """Asleep for the length of the block: the memory is the caller's, and no request wakes the model.
 
-        Yields what was freed, in bytes by device. The wake at the end is an explicit one. A thread renews the lease;
+        Yields what was freed, in bytes by device. The end of the block ends this hold alone: the model wakes, with all
+        its tags, when nobody else holds it. A thread renews the lease;
         when this process dies, `on_expiry` comes about at most lease_s later: keep (asleep, still held) or wake.
         fields: as of `sleep`.
         """
@@ -125,7 +126,7 @@ class Client(Operations):
             yield freed
         finally:
             lease.end()
-            self.wake(record["model"], tags=tags, on_conflict="wait")
+            self.wake(record["model"], releases=record["id"], on_conflict="wait")
 
     def chat(self, model: str, messages: str | Sequence[Mapping[str, Any]], **fields: Any) -> ChatAnswer:
         """fields: temperature, max_tokens, seed, cache_salt, … as of /v1/chat/completions, not streamed."""

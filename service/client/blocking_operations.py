@@ -69,6 +69,7 @@ class Operations:
         make_room: str | None = None,
         on_discard: str | None = None,
         accept_stale_weights: bool | None = None,
+        releases: str | None = None,
         wait: bool = True,
         idempotency_key: str | None = None,
         generation: int | None = None,
@@ -76,9 +77,10 @@ class Operations:
         """make_room "idle": neighbours that nobody uses may be put to sleep for it.
 
         on_discard "reload" or "wait": whether weights without contents are read from their source again, which
-        those that were updated since are only with accept_stale_weights.
+        those that were updated since are only with accept_stale_weights. releases: a sleep's operation, whose hold
+        alone is ended; the model wakes when nobody else holds it.
         """
-        fields = {"tags": tags, "timeout_s": timeout_s, "dry_run": dry_run}
+        fields = {"tags": tags, "timeout_s": timeout_s, "dry_run": dry_run, "releases": releases}
         fields |= {"on_conflict": on_conflict, "verify": verify, "make_room": make_room}
         fields |= {"on_discard": on_discard, "accept_stale_weights": accept_stale_weights}
         return self._send(

@@ -25,6 +25,7 @@ BAD: list[tuple[str, str | None, Headers, int, str, str]] = [
     ("POST /sleep", '{"tags": ["wieghts"]}', {}, 400, "unknown_tag", "weights"),
     ("POST /release_memory", '{"tags": ["wieghts"]}', {}, 400, "unknown_tag", "weights"),
     ("POST /sleep", '{"restore": {"wieghts": "cpu"}}', {}, 400, "unknown_tag", "weights"),
+    ("POST /sleep", '{"tags": ["weights"], "restore": {"kv_cache": "cpu"}}', {}, 422, "invalid_field", "kv_cache, and"),
     ("POST /sleep", '{"tags": "weights"}', {}, 422, "invalid_field", "tags"),
     ("POST /sleep", '{"tags": [1]}', {}, 422, "invalid_field", "tags.0"),
     ("POST /sleep", '{"tag": ["weights"]}', {}, 422, "unknown_field", "tags"),

@@ -169,3 +169,22 @@ async def test_every_request_is_logged_with_its_id_and_the_operation_s(rig: Rig)
 async def test_a_request_id_that_could_forge_a_log_line_is_replaced(rig: Rig) -> None:
     answer = await rig.http.get("/models", headers={"X-Request-Id": "a" * 65})
     assert answer.headers["X-Request-Id"] != "a" * 65
+
+
+@pytest.mark.parametrize(
+    "path", ["/livez", "/readyz", "/models", "/models/chat", "/events", "/metrics", "/docs"]
+)
+async def test_head_answers_as_get_does_without_a_body(rig: Rig, path: str) -> None:
+    """Also where a GET would go on for ever."""
+    head = await asyncio.wait_for(rig.http.head(path), 5)
+    assert (head.status_code, head.content) == (200, b""), head.text
+    if path != "/events":
+        got = await rig.http.get(path)
+        assert head.headers["content-type"] == got.headers["content-type"]
+        assert head.headers.get("etag") == got.headers.get("etag")
+
+
+@pytest.mark.parametrize(("path", "status"), [("/nowhere", 404), ("/models/nobody", 404), ("/sleep", 405)])
+async def test_head_answers_with_the_status_of_what_is_wrong(rig: Rig, path: str, status: int) -> None:
+    head = await rig.http.head(path)
+    assert (head.status_code, head.content) == (status, b"")

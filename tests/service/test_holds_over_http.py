@@ -110,6 +110,48 @@ async def test_the_awaited_client_holds_alike_and_sees_a_hold_that_was_ended(rig
             await client.renew(freed.operation["id"])
 
 
+async def test_who_leaves_ends_his_own_hold_and_the_last_one_wakes_the_model(rig: Rig) -> None:
+    """G6: two blocks of Python that overlap, and a person who wakes for all."""
+    async with AsyncClient(HERE, transport=httpx.ASGITransport(rig.app)) as client:
+        async with client.asleep("chat") as first:
+            second = await client.sleep("chat", lease_s=30)
+            assert {hold["operation"] for hold in (await client.model("chat"))["holds"]} == {
+                first.operation["id"],
+                second["id"],
+            }
+        left = await client.model("chat")
+        assert (left["state"], [hold["operation"] for hold in left["holds"]]) == ("asleep", [second["id"]])
+        assert (await client.wake("chat", releases=second["id"]))["state"] == "succeeded"
+        assert (await client.model("chat"))["state"] == "awake"
+        async with client.asleep("chat"):
+            await client.sleep("chat", lease_s=30)
+            await client.wake("chat")
+            assert (await client.model("chat"))["holds"] == []
+            own = await client.sleep("chat", lease_s=30)
+        assert [hold["operation"] for hold in (await client.model("chat"))["holds"]] == [own["id"]], (
+            "another's, which began after this one had been ended"
+        )
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ({"releases": ""}, 422, "releases"),
+        ({"releases": 7}, 422, "releases"),
+        ({"releases": "op-none"}, 409, "name the operation of the sleep whose hold is to end"),
+        ({"releases": "op-none", "tags": ["weights"]}, 422, "leave tags out"),
+    ],
+)
+async def test_a_hold_that_there_is_not_is_refused_by_name_and_nothing_wakes(
+    rig: Rig, body: dict[str, Any], status: int, says: str
+) -> None:
+    await rig.http.post("/sleep")
+    answer = await rig.http.post("/wake", json=body)
+    assert (answer.status_code, says in answer.json()["detail"]) == (status, True), answer.text
+    model = (await rig.http.get("/models/chat")).json()
+    assert (model["state"], model["hold"]) == ("asleep", True)
+
+
 HOLDER = """
 import sys, time
 from torpor.service import Client

@@ -100,6 +100,12 @@ def wake(
         typer.Option(metavar="reload|wait", help="Of weights without contents. Default: as configured."),
     ] = None,
     accept_stale_weights: AcceptStale = False,
+    release: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OPERATION", help="End the hold of this sleep alone; wake when it was the last."
+        ),
+    ] = None,
     timeout: Timeout = None,
     dry_run: DryRun = False,
     on_conflict: Conflict = None,
@@ -120,6 +126,7 @@ def wake(
             make_room=make_room,
             on_discard=on_discard,
             accept_stale_weights=accept_stale_weights or None,
+            releases=release,
             timeout_s=timeout,
             dry_run=dry_run or None,
             on_conflict=on_conflict,
