@@ -78,7 +78,12 @@ def ask(http: httpx.Client, case: Any) -> httpx.Response:
     }
     prepared = requests.Request(**known).prepare()
     body = prepared.body.encode() if isinstance(prepared.body, str) else prepared.body
-    headers = {name: value for name, value in prepared.headers.items() if name.lower() != "content-length"}
+    # As bytes: what is beyond ASCII travels as it would from a careless client.
+    headers = [
+        (name.encode(), value if isinstance(value, bytes) else str(value).encode("latin-1"))
+        for name, value in prepared.headers.items()
+        if name.lower() != "content-length"
+    ]
     request = http.build_request(prepared.method, prepared.url, headers=headers, content=body)
     answer = http.send(request, stream=True)
     if answer.headers.get("content-type", "").startswith("text/event-stream") and case.path == "/events":
