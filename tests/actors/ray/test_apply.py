@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 import ray
+import yaml
+from chart.rendering import CHART, needs_helm, render
 from ranks.torpors import CAPACITY_BYTES, read, request
 from ranks.toys import KV_BYTES, WEIGHTS_BYTES
 from ray.util import placement_group_table
 
-from torpor.actors.messages import ModelState
+from torpor.actors.messages import Kind, ModelState, OperationRequest, OperationState
 from torpor.actors.ray.inference import RayInference
 from torpor.actors.ray.names import COORDINATOR
 from torpor.actors.ray.ports import RayControl
@@ -44,8 +46,12 @@ class Applied:
 
     async def apply(self, *models: str, expect: int = 0, flags: tuple[str, ...] = ()) -> dict[str, Any]:
         """The report of a `torpor apply --json` that ends with this exit code."""
+        text = FILE.format(models=", ".join(models), name=self.name, folder=self.folder)
+        return await self.apply_text(text, expect, flags)
+
+    async def apply_text(self, text: str, expect: int = 0, flags: tuple[str, ...] = ()) -> dict[str, Any]:
         file = self.folder / "torpor.yaml"
-        file.write_text(FILE.format(models=", ".join(models), name=self.name, folder=self.folder))
+        file.write_text(text)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TORPOR_")}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         command = [
@@ -118,6 +124,38 @@ async def test_a_file_is_applied_changed_and_pruned_and_what_it_leaves_alone_goe
     front_end = RayInference(applied.name, applied.control)
     assert "".join(event.text for event in await read(front_end, request(3), "three")) == "xxx"
     await front_end.close()
+
+
+@needs_helm
+async def test_what_the_chart_gives_the_head_is_applied_and_each_of_its_models_sleeps_and_wakes(
+    applied: Applied,
+) -> None:
+    """The shape with several models, on host devices and with toys for engines: what else it says is left alone."""
+    config = yaml.safe_load(render(CHART / "ci" / "several-models-values.yaml").config_text)
+    for model in config["models"]:
+        model["engine"]["kind"] = "ranks.toys:make_engine"
+    config |= {
+        "device": {"kind": "host", "count": 2, "host_capacity": "128MiB", "name": applied.name},
+        "node": {"disk_path": str(applied.folder)},
+        "journal": {"path": f"{applied.folder}/journal.db"},
+        "ray": {"namespace": applied.name},
+    }
+    await applied.apply_text(yaml.safe_dump(config))
+    views = await applied.control.models(detail=True)
+    assert {view.name: view.state for view in views} == dict.fromkeys(
+        ("chat", "code", "judge"), ModelState.AWAKE
+    )
+    awake = {device: applied.free_bytes(device) for view in views for device in view.devices}
+    for kind, state in ((Kind.SLEEP, ModelState.ASLEEP), (Kind.WAKE, ModelState.AWAKE)):
+        for view in views:
+            done = await applied.control.wait(
+                (await applied.control.submit(OperationRequest(kind, view.name))).id
+            )
+            assert done.state is OperationState.SUCCEEDED, done.reason
+            assert (await applied.control.model(view.name)).state is state
+        if kind is Kind.SLEEP:
+            assert {applied.free_bytes(device) for device in awake} == {CAPACITY_BYTES}
+    assert {device: applied.free_bytes(device) for device in awake} == awake
 
 
 @pytest.mark.long
