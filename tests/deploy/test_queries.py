@@ -34,7 +34,9 @@ def exported() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for collector, names in metrics.registry._collector_to_names.items():
         assert isinstance(collector, MetricWrapperBase)
-        bare = set() if isinstance(collector, Gauge) else {collector._name}  # of a counter or histogram no series
+        bare = (
+            set() if isinstance(collector, Gauge) else {collector._name}
+        )  # of a counter or histogram no series
         for name in set(names) - bare:
             found[name] = set(collector._labelnames) | ({"le"} if name.endswith("_bucket") else set())
     return found

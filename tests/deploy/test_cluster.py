@@ -1,0 +1,191 @@
+"""What the chart and deploy/jobs run in their pods, run here: the apply job, a front door, its probes and its end."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from chart.rendering import CHART, Rendered, needs_helm, render
+from deploy.clusters import Machine, until
+from e2e.serving import free_port
+
+from torpor.service.cli.serve_command import say
+from torpor.service.default_model import ensure_default_model
+
+pytestmark = [needs_helm, pytest.mark.long]
+JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
+MODEL = "smollm2"
+TOKEN = "t" * 40
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Rendered:
+    values = tmp_path_factory.mktemp("values") / "values.yaml"
+    shape = (CHART / "ci" / "minimal-cpu-values.yaml").read_text()
+    model = str(ensure_default_model(dict(os.environ), say=say))
+    values.write_text(shape.replace("/models/SmolLM2-135M-Instruct.Q4_1.gguf", model))
+    return render(values, "--set", "test.tokenSecret=operator")
+
+
+@pytest.fixture(scope="module")
+def machine(rendered: Rendered) -> Iterator[Machine]:
+    made = Machine()
+    (made.folder / "etc/torpor-tokens/tokens").write_text(f"test operator,inference {TOKEN}\n")
+    try:
+        cluster = rendered.of_kind("RayCluster")["spec"]
+        made.start_ray(
+            cluster["headGroupSpec"]["rayStartParams"], cluster["workerGroupSpecs"][0]["rayStartParams"]
+        )
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture(scope="module")
+def applied(machine: Machine, rendered: Rendered) -> str:
+    """The chart's job, begun before the head has the file that it waits for: its log."""
+    text = machine.moved(rendered.config_text).replace("port: 8700", f"port: {free_port()}")
+    entrypoint = machine.moved(rendered.of_kind("RayJob")["spec"]["entrypoint"])
+    of_pods = hashlib.sha256(rendered.config_text.encode()).hexdigest()
+    entrypoint = entrypoint.replace(of_pods, hashlib.sha256(text.encode()).hexdigest())
+    file = machine.folder / "etc/torpor/torpor.yaml"
+    file.write_text("models: []\n")  # what was there before an upgrade
+    job = machine.submit(entrypoint)
+    until(lambda: machine.job(job)["status"] == "RUNNING", 60)
+    time.sleep(3)
+    assert machine.job(job)["status"] == "RUNNING"
+    file.write_text(text)
+    return machine.finished(job)
+
+
+class Door:
+    """The front door's container: its command, its variables, its probes, as they stand in the chart."""
+
+    def __init__(self, machine: Machine, rendered: Rendered) -> None:
+        pod = rendered.of_kind("Deployment")["spec"]["template"]["spec"]
+        self.container: dict[str, Any] = pod["containers"][0]
+        self.grace_s: float = pod["terminationGracePeriodSeconds"]
+        variables = {each["name"]: machine.moved(each["value"]) for each in self.container["env"]}
+        words = [*self.container["command"], *map(machine.moved, self.container["args"])]
+        config = (machine.folder / "etc/torpor/torpor.yaml").read_text()
+        self.url = f"http://127.0.0.1:{config.partition('port: ')[2].split()[0]}"
+        self.log = machine.folder / "door.log"
+        self.process = machine.start(*words, environment=machine.environment(**variables), log="door.log")
+
+    def probe(self, name: str) -> int:
+        """As the kubelet sees it; 0 = no answer."""
+        path = self.container[name]["httpGet"]["path"]
+        try:
+            return httpx.get(
+                self.url + path, timeout=self.container[name].get("timeoutSeconds", 1)
+            ).status_code
+        except httpx.TransportError:
+            return 0
+
+
+@pytest.fixture(scope="module")
+def door(machine: Machine, rendered: Rendered, applied: str) -> Iterator[Door]:
+    made = Door(machine, rendered)
+    early = made.probe("readinessProbe")
+    assert early == 0, "nobody sends requests to a door that has not joined"
+    startup = made.container["startupProbe"]
+    try:
+        until(
+            lambda: made.process.poll() is not None or made.probe("startupProbe") == 200,
+            startup["failureThreshold"] * startup["periodSeconds"],
+        )
+        assert made.process.poll() is None, made.log.read_text()
+        until(lambda: made.probe("readinessProbe") == 200, 30)
+        yield made
+    finally:
+        made.process.kill()
+
+
+def caller(door: Door) -> httpx.Client:
+    return httpx.Client(base_url=door.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=120)
+
+
+def test_the_job_applies_the_file_that_it_has_waited_for(applied: str) -> None:
+    assert f"{MODEL}: awake" in applied
+
+
+def test_the_door_is_alive_and_ready_while_its_model_sleeps(door: Door) -> None:
+    with caller(door) as client:
+        client.post("/sleep", json={}).raise_for_status()
+        assert client.get(f"/models/{MODEL}").json()["state"] == "asleep"
+        assert (door.probe("livenessProbe"), door.probe("readinessProbe")) == (200, 200)
+        client.post("/wake", json={}).raise_for_status()
+    assert httpx.get(f"{door.url}/models").status_code == 401, "tokens are asked for"
+
+
+def test_what_helm_test_runs_succeeds(door: Door, machine: Machine, rendered: Rendered) -> None:
+    pod = rendered.of_kind("Pod", "-test")["spec"]["containers"][0]
+    (machine.folder / "etc/torpor-token").mkdir()
+    (machine.folder / "etc/torpor-token/token").write_text(TOKEN)
+    variables = {each["name"]: machine.moved(each["value"]) for each in pod["env"]}
+    variables["TORPOR_URL"] = door.url
+    command = [*pod["command"], *pod["args"]]
+    done = subprocess.run(
+        command,
+        env=machine.environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    wrong = machine.environment(**(variables | {"MODEL": "nobody"}))
+    assert subprocess.run(command, env=wrong, capture_output=True, timeout=120, check=False).returncode != 0
+
+
+def test_the_jobs_of_deploy_run(machine: Machine, door: Door) -> None:
+    def by_script(name: str) -> str:
+        variables = machine.inside() | {"RAY_ADDRESS": f"http://127.0.0.1:{machine.jobs_port}"}
+        config = str(machine.folder / "etc/torpor/torpor.yaml")
+        words = [str(JOBS / name), *([config] if name == "apply.sh" else [])]
+        done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=180, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert f"{MODEL} awake" in by_script("status.sh")
+    assert "Plan; coordinator running" in by_script("apply.sh"), "it compares first"
+    log = machine.finished(machine.submit(f"python3 {shlex.quote(str(JOBS / 'train.py'))} {MODEL}"))
+    assert "trained, the loss is" in log and f"{MODEL} is awake again" in log
+    with caller(door) as client:
+        assert client.get(f"/models/{MODEL}").json()["state"] == "awake"
+
+
+def test_the_end_of_a_door_loses_no_request_and_fits_into_its_grace(door: Door, rendered: Rendered) -> None:
+    """The last test: it ends the door."""
+    answers: list[httpx.Response] = []
+    body = {"model": MODEL, "prompt": "1, 2, 3, 4, 5, 6,", "max_tokens": 120, "temperature": 0}
+
+    def ask() -> None:
+        with caller(door) as client:
+            answers.append(client.post("/v1/completions", json=body))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with caller(door) as client:
+        until(lambda: client.get(f"/models/{MODEL}").json()["ranks"][0]["live_sequences"] > 0, 30)
+        door.process.send_signal(signal.SIGTERM)
+        asked_at = time.monotonic()
+        until(lambda: door.probe("readinessProbe") == 503, 3)
+        assert door.probe("livenessProbe") == 200
+        late = client.post("/v1/completions", json=body | {"max_tokens": 1})
+        assert late.status_code == 200, "who has not heard of the end yet is served"
+    asking.join()
+    assert door.process.wait(door.grace_s) == 0, door.log.read_text()
+    assert time.monotonic() - asked_at < door.grace_s
+    assert answers[0].status_code == 200
+    assert answers[0].json()["choices"][0]["finish_reason"] in ("length", "stop")
