@@ -25,6 +25,7 @@ REFUSED = {
         "workers[0].models[0]=chta",
         'names the model "chta", and config.models has chat only',
     ),
+    "a name that KubeRay refuses": ("fullnameOverride=7b", "begin with a letter"),
     "redis nowhere": ("ray.gcsFaultTolerance.enabled=true", "redisAddress is empty"),
     "an Ingress without TLS": ("ingress.enabled=true", "tokens travel in the clear"),
     "metrics without a token": ("monitoring.serviceMonitor=true", "monitoring.tokenSecret is empty"),
@@ -46,6 +47,12 @@ def test_values_that_cannot_work_are_refused_in_plain_words(case: str) -> None:
     setting, words = REFUSED[case]
     said = refusal(GPU, "--set", setting)
     assert words in said
+
+
+def test_the_longest_name_is_one_that_kuberay_takes() -> None:
+    rendered = render(GPU, "--set", f"fullnameOverride={'n' * 32}")
+    assert len(rendered.of_kind("RayJob")["metadata"]["name"]) == 47
+    assert "maxLength: got 33, want 32" in refusal(GPU, "--set", f"fullnameOverride={'n' * 33}")
 
 
 def test_a_limit_below_what_sleeps_in_host_memory_is_refused_with_the_numbers() -> None:

@@ -183,6 +183,39 @@ def test_ray_pods_have_what_kuberay_does_not_add() -> None:
     assert cluster["authOptions"] == {"mode": "token", "secretName": "ray-token"}
 
 
+@every_shape
+def test_what_selects_pods_selects_those_that_it_is_for(shape: Path) -> None:
+    from chart.checking import pods_of
+
+    rendered = render(shape)
+    labels = [pod["metadata"]["labels"] for pod in pods_of(rendered.of_kind("RayCluster"))]
+    assert not [each for each in labels if "app.kubernetes.io/name" in each], "KubeRay's own label"
+    labels += [rendered.of_kind("Deployment")["spec"]["template"]["metadata"]["labels"]]
+
+    def components(selector: dict[str, str]) -> set[str]:
+        return {each["app.kubernetes.io/component"] for each in labels if selector.items() <= each.items()}
+
+    def policy(suffix: str) -> set[str]:
+        name = rendered.of_kind("RayCluster")["metadata"]["name"] + suffix
+        (found,) = (
+            each["spec"]
+            for each in rendered.documents
+            if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == name
+        )
+        return components(found["podSelector"]["matchLabels"])
+
+    everybody = {"head", "worker", "front-door"}
+    assert [policy(suffix) for suffix in ("", "-front-door", "-operator")] == [
+        everybody,
+        {"front-door"},
+        {"head"},
+    ]
+    assert components(rendered.of_kind("Service")["spec"]["selector"]) == {"front-door"}
+    for component in ("front-door", "worker"):
+        budget = rendered.of_kind("PodDisruptionBudget", component)["spec"]["selector"]["matchLabels"]
+        assert components(budget) == {component}
+
+
 def container(rendered: Rendered, group: str) -> dict[str, Any]:
     spec = rendered.of_kind("RayCluster")["spec"]
     chosen = spec["headGroupSpec"] if group == "head" else spec["workerGroupSpecs"][0]

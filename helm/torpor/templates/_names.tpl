@@ -1,21 +1,26 @@
-{{/* KubeRay appends -head-svc and group names, and names end at 63 characters.
-     Every template asks for it, so that the values are checked whichever is rendered first. */}}
+{{/* Every template asks for it, so that the values are checked whichever is rendered first. KubeRay takes names of
+     Ray jobs of up to 47 characters, of which -apply- and a hash are 15, and names that begin with a letter. */}}
 {{- define "torpor.fullname" -}}
 {{- include "torpor.check" . -}}
-{{- default .Release.Name .Values.fullnameOverride | trunc 36 | trimSuffix "-" -}}
+{{- $name := default .Release.Name .Values.fullnameOverride -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]{0,30}[a-z0-9])?$" $name) -}}
+{{- fail (printf "%q cannot be the name of a Ray cluster: begin with a letter, then at most 31 of a-z, 0-9 and -; name the release so, or set fullnameOverride" $name) -}}
+{{- end -}}
+{{- $name -}}
 {{- end -}}
 
 {{- define "torpor.labels" -}}
 app.kubernetes.io/name: torpor
-app.kubernetes.io/instance: {{ .Release.Name }}
+{{ include "torpor.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
-{{/* What selects pods: never changes with a version. */}}
+{{/* What selects pods: never changes with a version. Not app.kubernetes.io/name, which KubeRay gives a value of its own
+     on the pods that it makes, and selects the head by. */}}
 {{- define "torpor.selector" -}}
-app.kubernetes.io/name: torpor
+app.kubernetes.io/part-of: torpor
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
