@@ -27,7 +27,8 @@ class EngineConfig:
     max_running: int = 64
     max_waiting: int = 1024
     step_tokens: int = 512  # prefill tokens in one step
-    attention: str = "auto"
+    attention: str = "auto"  # auto | torch | triton
+    cuda_graphs: str = "auto"  # auto | off: of decoding, on CUDA devices
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Pages:
     ) -> None:
         """specs: those that the manager was made of."""
         self._reader = reader
-        self._cycles = list(enumerate(manager.life_cycles))
+        self.cycles = list(enumerate(manager.life_cycles))
         views = [
             {buffer.role: from_dlpack(manager.page_view(layer, buffer.role)) for buffer in spec.buffers}
             for layer, spec in enumerate(specs)
@@ -92,7 +92,7 @@ class Pages:
         rows = (len(chunks), -1) if self.states else (1, -1)
         places: dict[int, Places] = {}
         slots: dict[int, torch.Tensor] = {}
-        for index, cycle in self._cycles:
+        for index, cycle in self.cycles:
             if cycle["kind"] == "state":
                 slots |= dict.fromkeys(cycle["layers"], self._tensor([table[index][0] for table in tables]))
                 continue

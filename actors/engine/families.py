@@ -18,12 +18,14 @@ class Family:
     undivided: what its tensor-parallel plan leaves whole on every rank, so that more ranks would save nothing or
     compute wrongly; "" where the plan holds.
     gguf: whether its GGUF files are read, too.
+    experts: fields of a configuration that count experts, where the family can have some.
     """
 
     model_type: str
     architecture: str
     undivided: str = ""
     gguf: bool = False
+    experts: tuple[str, ...] = ()
 
 
 FAMILIES = (
@@ -31,9 +33,21 @@ FAMILIES = (
     Family("qwen3", "Qwen3ForCausalLM"),
     Family("mistral", "MistralForCausalLM"),
     Family("gemma3_text", "Gemma3ForCausalLM"),
-    Family("gpt_oss", "GptOssForCausalLM", undivided="attention and its sinks"),
-    Family("granitemoehybrid", "GraniteMoeHybridForCausalLM", undivided="attention and states"),
-    Family("qwen3_next", "Qwen3NextForCausalLM", undivided="the states of its gated delta layers"),
+    Family(
+        "gpt_oss", "GptOssForCausalLM", undivided="attention and its sinks", experts=("num_local_experts",)
+    ),
+    Family(
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        undivided="attention and states",
+        experts=("num_local_experts",),
+    ),
+    Family(
+        "qwen3_next",
+        "Qwen3NextForCausalLM",
+        undivided="the states of its gated delta layers",
+        experts=("num_experts",),
+    ),
     Family("lfm2", "Lfm2ForCausalLM", undivided="attention and convolution states"),
 )
 

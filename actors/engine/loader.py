@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from torpor.actors.config import EngineConfig
 from torpor.actors.engine.attention import ATTENTION, check_implementation, register
+from torpor.actors.engine.decode_graphs import check_setting
 from torpor.actors.engine.errors import ModelRefused
 from torpor.actors.engine.families import check_config
 from torpor.actors.engine.gguf_reading import parsed_once
@@ -40,6 +41,7 @@ def load_model(engine: EngineConfig, tensor_parallel: int, device_kind: str) -> 
     """Raises ModelRefused before anything large is read. device_kind: host or cuda."""
     source = resolve(engine)
     check_implementation(engine.attention, device_kind)
+    check_setting(engine.cuda_graphs)
     register()
     with _quiet(), parsed_once():
         config = _config(source)

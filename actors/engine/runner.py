@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torpor.actors.engine.batch import PagedBatch, Pages
+from torpor.actors.engine.decode_graphs import DecodeGraphs
 from torpor.actors.engine.plan import Chunk
 from torpor.actors.engine.sequences import SequenceBook
 
@@ -20,6 +21,14 @@ class ModelRunner:
         self._pages = pages
         self._book = book
         self._makes_logits = makes_logits
+        self._graphs: DecodeGraphs | None = None
+
+    @torch.inference_mode()
+    def capture(self, graphs: DecodeGraphs) -> None:
+        """Decode by these from now on. Before there are sequences."""
+        graphs.capture_all(self._run)
+        self._pages.synchronize()
+        self._graphs = graphs
 
     @torch.inference_mode()
     def forward(self, chunks: SequenceOf[Chunk]) -> torch.Tensor | None:
@@ -27,7 +36,11 @@ class ModelRunner:
         rows: dict[int, torch.Tensor] = {}
         for indices in self._pages.forwards(chunks):
             together = [chunks[index] for index in indices]
-            logits = self._run(self._pages.batch(together, [self._book.tables(c.key) for c in together]))
+            tables = [self._book.tables(chunk.key) for chunk in together]
+            if self._graphs is not None and self._graphs.fits(together):
+                logits: torch.Tensor | None = self._graphs.replay(together, tables)
+            else:
+                logits = self._run(self._pages.batch(together, tables))
             if logits is not None:
                 wanted = [index for index in indices if chunks[index].wants_logits]
                 rows |= dict(zip(wanted, logits, strict=True))

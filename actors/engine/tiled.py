@@ -56,6 +56,18 @@ class TiledReads:
     ) -> torch.Tensor:
         query = query if query.stride(-1) == 1 else query.contiguous()
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        with torch.cuda.device_of(query):  # type: ignore[no-untyped-call] # where the kernel goes
+            self._attend(query, keys, values, output, scoring)
+        return output
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        output: torch.Tensor,
+        scoring: Scoring,
+    ) -> None:
         if self._single is not None:
             self._launch(self._single, query, keys, values, output, scoring)
         if self._long:
@@ -63,7 +75,6 @@ class TiledReads:
             self._launch(
                 self._prompt_tiles(max(PROMPT_ROWS // group, 1)), query, keys, values, output, scoring
             )
-        return output
 
     def _prompt_tiles(self, most_tokens: int) -> Tiles:
         if most_tokens not in self._prompts:
@@ -157,6 +168,14 @@ def _scratch(
         torch.empty(lines, dtype=torch.float32, device=device),
         torch.empty(lines, dtype=torch.float32, device=device),
     )
+
+
+def read_singles(
+    tables: torch.Tensor, tiles: torch.Tensor, window: int | None, tokens_per_block: int
+) -> TiledReads:
+    """One new token each of sequences whose tables and tiles (see Tiles) may be others whenever it is attended to."""
+    longest = tables.shape[1] * tokens_per_block
+    return TiledReads(tables, Tiles(tiles, 1, longest), (), window, tokens_per_block)
 
 
 class TiledReader:
