@@ -14,7 +14,7 @@ from torpor.actors.engine.plan import Farewell, Pause, Proceed, StepPlan
 from torpor.actors.engine.protocol import EventSink, InvalidPrompt
 from torpor.actors.engine.request import Request
 from torpor.actors.engine.runner import ModelRunner
-from torpor.actors.engine.sampling import Chosen
+from torpor.actors.engine.sampling import Chosen, Likeliest
 from torpor.actors.engine.scheduler import Scheduler
 from torpor.actors.engine.sequences import SequenceBook
 from torpor.actors.messages import FinishReason, TokenEvent
@@ -206,9 +206,12 @@ class LeaderLoop:
             self._channel.send(StepPlan(self._number, self._book.take_log(), tuple(chunks)))
             self._channel.go()
             logits = self._runner.forward(chunks)
+            likeliest = None if logits is None else Likeliest(logits)
 
             def choose(request: Request, index: int) -> Chosen:
-                assert logits is not None
+                assert logits is not None and likeliest is not None
+                if request.sampler.is_greedy:
+                    return Chosen(likeliest[index])
                 return request.sampler.choose(logits[index], request.output)
 
             with torch.inference_mode():

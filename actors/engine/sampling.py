@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -64,6 +65,22 @@ class Chosen:
     likeliest: tuple[tuple[int, float], ...] = ()
 
 
+class Likeliest:
+    """The likeliest token of each row, found for all rows at once: a GPU is waited for once, not once a row."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        """logits: (rows, vocabulary)."""
+        self._logits = logits
+
+    @cached_property
+    def _token_ids(self) -> list[int]:
+        token_ids: list[int] = self._logits.argmax(dim=-1).tolist()
+        return token_ids
+
+    def __getitem__(self, row: int) -> int:
+        return self._token_ids[row]
+
+
 class Sampler:
     """One request's sampler: one uniform draw a token, turned into a token through the cumulative distribution."""
 
@@ -74,6 +91,13 @@ class Sampler:
         self._counts: Counter[int] = Counter()
         self._bias = dict(sampling.logit_bias)
         self._ends = sorted(ends) if sampling.min_tokens else []
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether it always chooses the likeliest token of the model's own logits, and nothing else is wanted."""
+        asked = self._sampling
+        changed = self._bias or asked.frequency_penalty or asked.presence_penalty or self._ends
+        return asked.temperature == 0.0 and asked.logprobs is None and not changed
 
     def choose(self, logits: torch.Tensor, output: Sequence[int] = ()) -> Chosen:
         """logits: (vocabulary,), any float type; output: what was chosen before. Greedy at temperature 0."""

@@ -11,7 +11,7 @@ from support.engine_host import EngineHost, Oracle, dummy_spec, write_config
 
 from torpor.actors.engine import InvalidPrompt
 from torpor.actors.engine.protocol import PromptTooLong
-from torpor.actors.engine.sampling import Sampler
+from torpor.actors.engine.sampling import Likeliest, Sampler
 from torpor.actors.messages import FinishReason, Sampling
 
 PROMPT = [65, 12, 90, 33, 7, 250, 18, 44, 101]
@@ -109,3 +109,20 @@ def test_what_means_nothing_is_refused(host: EngineHost, sampling: dict[str, obj
 def test_too_long_a_text_is_told_from_other_refusals(host: EngineHost) -> None:
     with pytest.raises(PromptTooLong, match="exceed the 512 tokens"):
         host.ask(PROMPT, max_tokens=600)
+
+
+def test_rows_are_searched_at_once_only_for_those_who_want_the_likeliest_token_and_nothing_else() -> None:
+    logits = torch.tensor([[0.0, 3.0, 3.0], [5.0, 1.0, 2.0]])
+    likeliest = Likeliest(logits)
+    greedy = Sampler(Sampling(temperature=0.0), seed=0)
+    assert [likeliest[row] for row in (0, 1)] == [greedy.choose(row).token_id for row in logits] == [1, 0]
+    assert greedy.is_greedy
+    for other in (
+        Sampling(temperature=0.5),
+        Sampling(temperature=0.0, logprobs=0),
+        Sampling(temperature=0.0, frequency_penalty=0.1),
+        Sampling(temperature=0.0, presence_penalty=-0.1),
+        Sampling(temperature=0.0, logit_bias=((1, 1.0),)),
+        Sampling(temperature=0.0, min_tokens=2),
+    ):
+        assert not Sampler(other, seed=0, ends=[1]).is_greedy
