@@ -67,9 +67,8 @@ class TransformersEngine:
         self._manager: KvManager | None = None
         self._book: SequenceBook | None = None
         self._loop: LeaderLoop | FollowerLoop | None = None
-        self.graphs_off = (
-            "the model is not loaded"  # why it decodes without CUDA graphs; "": it does with them
-        )
+        # Why it decodes without CUDA graphs; "": it has them.
+        self.graphs_off = "the model is not loaded"
 
     def load(self) -> None:
         spec, ranks = self._spec, self._spec.model.tensor_parallel

@@ -79,7 +79,7 @@ def theirs(model: Any, load: Load, batch: int, **options: Any) -> float:
 
 def play_ours(folder: Path, on_host: bool, load: Load, result: Result) -> None:
     with Served(folder, on_host, step_tokens=STEP_TOKENS) as host:
-        result.notes += f"; attention by {host.attention}"
+        result.notes += f"; attention by {host.attention}, CUDA graphs {host.graphs}"
         for batch in BATCHES:
             ours(host, load, batch)
             for _ in range(ROUNDS):

@@ -89,6 +89,11 @@ class Served(EngineHost):
         self.first_s: dict[int, float] = {}
 
     @property
+    def graphs(self) -> str:
+        off = str(self.engine.graphs_off)  # type: ignore[attr-defined]
+        return f"off: {off}" if off else "on"
+
+    @property
     def attention(self) -> str:
         return str(self.engine.attention)  # type: ignore[attr-defined]
 
