@@ -32,12 +32,13 @@ def check_setting(wanted: str) -> None:
 
 
 def why_off(
-    engine: EngineConfig, family: Family, config: Any, ranks: int, device_kind: str, attention: str
+    engine: EngineConfig, family: Family, config: Any, ranks: int, device: str, attention: str
 ) -> str:
-    """Why a model decodes without graphs; "" if it does not. attention: the implementation that was chosen."""
+    """Why a model decodes without graphs; "" if it does not. device: torch's type. attention: the implementation that
+    was chosen."""
     if engine.cuda_graphs == "off":
         return "engine.cuda_graphs is off"
-    if device_kind != "cuda":
+    if device != "cuda":
         return "a host device has none"
     if ranks > 1:
         return "sums over ranks go through gloo, on the host"

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from torpor.actors.config import RankSpec
 from torpor.actors.engine.attention import make_reader
 from torpor.actors.engine.batch import Pages
 from torpor.actors.engine.channel import FollowerChannel, LeaderChannel
-from torpor.actors.engine.decode_graphs import TAG as GRAPHS
-from torpor.actors.engine.decode_graphs import CudaCapture, DecodeGraphs, buckets, why_off
-from torpor.actors.engine.decode_inputs import DecodeInputs
+from torpor.actors.engine.decoding import give_graphs
 from torpor.actors.engine.errors import ModelRefused
-from torpor.actors.engine.families import check_config
 from torpor.actors.engine.follower import FollowerLoop
 from torpor.actors.engine.group import RankGroup
 from torpor.actors.engine.layers import has_kind, layer_specs, longest_text_tokens
@@ -35,7 +30,6 @@ from torpor.actors.messages import GenerateRequest, RestoreMode
 from torpor.native import Device, KvManager, LayerSpec, Ledger
 from torpor.native.adopt import Adopted, check_adopted
 
-log = logging.getLogger(__name__)
 JOIN_TIMEOUT_S = 300.0  # ranks load at different speeds
 USUAL_TEXT_TOKENS = 4096  # divides the KV cache over layers that keep all and layers that keep a window
 STEP_TIMEOUT_S = 120.0  # of one collective, or of a follower's answer
@@ -85,33 +79,14 @@ class TransformersEngine:
         book = SequenceBook(manager, record=leads and ranks > 1)
         runner = ModelRunner(model.module, pages, book, makes_logits=leads)
         self._model, self._manager, self._book = model, manager, book
-        self.graphs_off = self._capture(model, pages, runner, reader.name)
+        self.graphs_off = give_graphs(
+            spec.model, model.config, model.context_tokens, pages, runner, self._ledger, reader.name
+        )
         try:
             self._loop = self._lead(book, runner) if leads else self._follow(book, runner)
         except BaseException:
             self._group.leave()
             raise
-
-    def _capture(self, model: LoadedModel, pages: Pages, runner: ModelRunner, attention: str) -> str:
-        """Decode by graphs, or say why not."""
-        engine, ranks = self._spec.model.engine, self._spec.model.tensor_parallel
-        family = check_config(model.config, ranks)
-        reason = why_off(engine, family, model.config, ranks, self._device.kind, attention)
-        if reason:
-            log.info("model %s decodes without CUDA graphs: %s", self._spec.model.name, reason)
-            return reason
-        # Here, not above: as in make_reader.
-        from torpor.actors.engine.tiled import read_singles
-
-        def make_memory(size_bytes: int) -> torch.Tensor:
-            region = self._ledger.create_region(GRAPHS, size_bytes, name="inputs", preserve_always=True)
-            return from_dlpack(region)
-
-        inputs = DecodeInputs(
-            pages, buckets(engine.max_running)[-1], model.context_tokens, make_memory, read_singles
-        )
-        runner.capture(DecodeGraphs(inputs, engine.max_running, CudaCapture(self._ledger, pages.device)))
-        return ""
 
     def _lead(self, book: SequenceBook, runner: ModelRunner) -> LeaderLoop:
         spec, engine = self._spec, self._spec.model.engine

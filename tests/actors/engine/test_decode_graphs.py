@@ -94,7 +94,7 @@ def test_buckets_hold_all_that_run_up_to_a_bound() -> None:
     [
         ("llama", {}, {}, ""),
         ("llama", {}, {"ranks": 2}, "gloo"),
-        ("llama", {}, {"device_kind": "host"}, "a host device has none"),
+        ("llama", {}, {"device": "cpu"}, "a host device has none"),
         ("llama", {}, {"attention": "torch"}, "attention by torch"),
         ("llama", {}, {"engine": EngineConfig(cuda_graphs="off")}, "engine.cuda_graphs is off"),
         ("granite_hybrid", {}, {}, ""),
@@ -109,7 +109,7 @@ def test_a_model_that_decodes_without_graphs_says_why(
 ) -> None:
     path = write_family(tmp_path, family, **changes)
     config = read_config(resolve(EngineConfig(model=str(path), load_format="dummy")))
-    usual = {"engine": EngineConfig(), "ranks": 1, "device_kind": "cuda", "attention": "triton"}
+    usual = {"engine": EngineConfig(), "ranks": 1, "device": "cuda", "attention": "triton"}
     said = why_off(family=check_config(config, 1), config=config, **(usual | where))  # type: ignore[arg-type]
     assert reason in said and bool(reason) == bool(said)
 
