@@ -65,12 +65,12 @@ def write_checkpoint(folder: Path, shape: dict[str, Any], where: str) -> Path:
 
 
 def spec(folder: Path, on_host: bool, **engine: Any) -> RankSpec:
-    gpu_bytes = 64 * MIB if on_host else 12 * GIB
+    gpu_bytes, host_bytes = (64 * MIB, 64 * MIB) if on_host else (40 * GIB, 8 * GIB)  # nothing is evicted
     return RankSpec(
         model=ModelConfig(
             name="bench",
             engine=EngineConfig(model=str(folder), dtype="bfloat16", **engine),
-            kv_cache=KvCacheConfig(tokens_per_block=32, gpu_bytes=gpu_bytes, host_bytes=gpu_bytes),
+            kv_cache=KvCacheConfig(tokens_per_block=32, gpu_bytes=gpu_bytes, host_bytes=host_bytes),
         ),
         rank=0,
         incarnation="bench",
