@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,9 @@ def play_ours(folder: Path, on_host: bool, load: Load, result: Result) -> None:
                 result.add("torpor", f"batch {batch}", "decode_tokens_per_s", "1/s", after)
 
 
-def play_theirs(folder: Path, where: str, load: Load, result: Result, until: float) -> None:
+def play_theirs(
+    folder: Path, where: str, load: Load, result: Result, until: float, save: Callable[[], object]
+) -> None:
     name = f"transformers {transformers.__version__}"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(where).eval()
     ways: list[tuple[str, dict[str, Any]]] = [("generate", {})]
@@ -99,18 +102,12 @@ def play_theirs(folder: Path, where: str, load: Load, result: Result, until: flo
             if time.monotonic() > until:
                 result.notes += f"; {way} at batch {batch} not run: the time was over"
                 continue
-            began = time.monotonic()
             theirs(model, load, batch, **options)  # warms up, and compiles
-            took_s = time.monotonic() - began
             for _ in range(ROUNDS):
-                result.add(
-                    f"{name} {way}",
-                    f"batch {batch}",
-                    "tokens_per_s",
-                    "1/s",
-                    theirs(model, load, batch, **options),
-                )
-                if time.monotonic() + took_s > until:
+                speed = theirs(model, load, batch, **options)
+                result.add(f"{name} {way}", f"batch {batch}", "tokens_per_s", "1/s", speed)
+                save()  # a run that is cut off has what was measured
+                if time.monotonic() > until:
                     break
 
 
@@ -132,8 +129,8 @@ def main() -> int:
     )
     name = "host" if options.host else gpu_name()
     play_ours(folder, options.host, load, result)
-    result.save(options.json, name)  # a run that is cut off has ours
-    play_theirs(folder, where, load, result, until)
+    result.save(options.json, name)
+    play_theirs(folder, where, load, result, until, lambda: result.save(options.json, name))
     result.save(options.json, name)
     print(result.table())
     return 0
