@@ -6,7 +6,9 @@ A Llama of 8 B parameters with random weights in bfloat16, served by the default
 and "woken" are the same request over the same known prefix, in turns: before the one the engine is idle for as long as it
 takes, before the other, that weights and KV cache sleep in page-locked memory and wake; right after another request, a
 machine that is warm answers sooner than either. "discarded" slept without its KV cache's contents and reads the prompt
-again. Answers must be the same, with as many known tokens as the case says. `--host` rehearses it with a small model on a host device.
+again. Answers must be the same, with as many known tokens as the case says.
+
+`--host` rehearses it with a small model on a host device.
 """
 
 from __future__ import annotations
