@@ -27,6 +27,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tc"))  # short: sockets are in it
+        self.ray_variables: dict[str, str] = {}  # of all containers of Ray's, besides its token
         self.ray_token = secrets.token_hex(32)
         self.mark = f"torpor-{secrets.token_hex(8)}"
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -62,11 +63,10 @@ class Machine:
             **more,
         }
 
-    def inside(self) -> dict[str, str]:
+    def inside(self, **more: str) -> dict[str, str]:
         """Of a container of Ray's, as KubeRay makes it."""
-        return self.environment(
-            RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=self.ray_token, RAY_USAGE_STATS_ENABLED="0"
-        )
+        mine = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.ray_token, "RAY_USAGE_STATS_ENABLED": "0"}
+        return self.environment(**(mine | self.ray_variables | more))
 
     def start(self, *words: str, environment: dict[str, str], log: str) -> subprocess.Popen[bytes]:
         with (self.folder / log).open("wb") as out:
@@ -78,23 +78,40 @@ class Machine:
 
     def start_ray(self, head: dict[str, str], worker: dict[str, str]) -> None:
         """head, worker: `rayStartParams` of the chart; object stores are as small as Ray takes them here."""
-        own = {"object-store-memory": STORE_BYTES, "dashboard-agent-listen-port": str(free_port())}
-        at_head = {
+        self.start_head(head)
+        joins = {"address": self.address, "num-cpus": "1", "num-gpus": "0", "node-ip-address": "127.0.0.1"}
+        self._start_ray("worker", **(worker | joins))
+
+    def start_head(self, params: dict[str, str]) -> None:
+        """The first one, or one that comes after another's end; with a root of its own, as every pod."""
+        options = {
             "port": str(self.port),
             "dashboard-port": str(self.jobs_port),
             "node-ip-address": "127.0.0.1",
         }
-        at_head |= {"temp-dir": f"{self.folder}/r", "include-dashboard": "true"}
-        self._start_ray("head", "--head", **(head | own | at_head))
+        options |= {"temp-dir": tempfile.mkdtemp(prefix="r", dir=self.folder), "include-dashboard": "true"}
+        self._start_ray("head", "--head", **(params | options))
         until(lambda: httpx.get(self.jobs, headers=self.bearer).status_code == 200, 90)
-        own["dashboard-agent-listen-port"] = str(free_port())
-        joins = {"address": self.address, "num-cpus": "1", "num-gpus": "0", "node-ip-address": "127.0.0.1"}
-        self._start_ray("worker", **(worker | own | joins))
+
+    def kill_head(self) -> None:
+        """All that is in its pod, at once: Ray's head, and the coordinator."""
+        for pid in list(_marked(f"{self.mark}-head")):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _start_ray(self, name: str, *words: str, **options: str) -> None:
+        options |= {"object-store-memory": STORE_BYTES, "dashboard-agent-listen-port": str(free_port())}
         options = {key: value.strip('"').replace("\\", "") for key, value in options.items()}
         listed = [f"--{key}={value}" for key, value in options.items()]
-        self.start("ray", "start", "--block", *words, *listed, environment=self.inside(), log=f"{name}.log")
+        self.start(
+            "ray",
+            "start",
+            "--block",
+            *words,
+            *listed,
+            environment=self.inside(MARK=f"{self.mark}-{name}"),
+            log=f"{name}.log",
+        )
 
     @property
     def jobs(self) -> str:
@@ -128,6 +145,7 @@ class Machine:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.2)
         for process in self.processes:
+            process.kill()  # one may have overwritten its variables, as redis does
             process.wait(10)
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import shlex
 import signal
 import subprocess
@@ -11,36 +9,25 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from chart.rendering import CHART, Rendered, needs_helm, render
+from chart.rendering import Rendered, needs_helm
 from deploy.clusters import Machine, until
-from e2e.serving import free_port
-
-from torpor.service.cli.serve_command import say
-from torpor.service.default_model import ensure_default_model
+from deploy.doors import MODEL, TOKEN, Door, caller, job_of, render_small
 
 pytestmark = [needs_helm, pytest.mark.long]
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
-MODEL = "smollm2"
-TOKEN = "t" * 40
 
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> Rendered:
-    values = tmp_path_factory.mktemp("values") / "values.yaml"
-    shape = (CHART / "ci" / "minimal-cpu-values.yaml").read_text()
-    model = str(ensure_default_model(dict(os.environ), say=say))
-    values.write_text(shape.replace("/models/SmolLM2-135M-Instruct.Q4_1.gguf", model))
-    return render(values, "--set", "test.tokenSecret=operator")
+    return render_small(tmp_path_factory.mktemp("values"), "--set", "test.tokenSecret=operator")
 
 
 @pytest.fixture(scope="module")
 def machine(rendered: Rendered) -> Iterator[Machine]:
     made = Machine()
-    (made.folder / "etc/torpor-tokens/tokens").write_text(f"test operator,inference {TOKEN}\n")
     try:
         cluster = rendered.of_kind("RayCluster")["spec"]
         made.start_ray(
@@ -54,10 +41,7 @@ def machine(rendered: Rendered) -> Iterator[Machine]:
 @pytest.fixture(scope="module")
 def applied(machine: Machine, rendered: Rendered) -> str:
     """The chart's job, begun before the head has the file that it waits for: its log."""
-    text = machine.moved(rendered.config_text).replace("port: 8700", f"port: {free_port()}")
-    entrypoint = machine.moved(rendered.of_kind("RayJob")["spec"]["entrypoint"])
-    of_pods = hashlib.sha256(rendered.config_text.encode()).hexdigest()
-    entrypoint = entrypoint.replace(of_pods, hashlib.sha256(text.encode()).hexdigest())
+    text, entrypoint = job_of(machine, rendered)
     file = machine.folder / "etc/torpor/torpor.yaml"
     file.write_text("models: []\n")  # what was there before an upgrade
     job = machine.submit(entrypoint)
@@ -68,51 +52,15 @@ def applied(machine: Machine, rendered: Rendered) -> str:
     return machine.finished(job)
 
 
-class Door:
-    """The front door's container: its command, its variables, its probes, as they stand in the chart."""
-
-    def __init__(self, machine: Machine, rendered: Rendered) -> None:
-        pod = rendered.of_kind("Deployment")["spec"]["template"]["spec"]
-        self.container: dict[str, Any] = pod["containers"][0]
-        self.grace_s: float = pod["terminationGracePeriodSeconds"]
-        variables = {each["name"]: machine.moved(each["value"]) for each in self.container["env"]}
-        words = [*self.container["command"], *map(machine.moved, self.container["args"])]
-        config = (machine.folder / "etc/torpor/torpor.yaml").read_text()
-        self.url = f"http://127.0.0.1:{config.partition('port: ')[2].split()[0]}"
-        self.log = machine.folder / "door.log"
-        self.process = machine.start(*words, environment=machine.environment(**variables), log="door.log")
-
-    def probe(self, name: str) -> int:
-        """As the kubelet sees it; 0 = no answer."""
-        path = self.container[name]["httpGet"]["path"]
-        try:
-            return httpx.get(
-                self.url + path, timeout=self.container[name].get("timeoutSeconds", 1)
-            ).status_code
-        except httpx.TransportError:
-            return 0
-
-
 @pytest.fixture(scope="module")
 def door(machine: Machine, rendered: Rendered, applied: str) -> Iterator[Door]:
     made = Door(machine, rendered)
-    early = made.probe("readinessProbe")
-    assert early == 0, "nobody sends requests to a door that has not joined"
-    startup = made.container["startupProbe"]
     try:
-        until(
-            lambda: made.process.poll() is not None or made.probe("startupProbe") == 200,
-            startup["failureThreshold"] * startup["periodSeconds"],
-        )
-        assert made.process.poll() is None, made.log.read_text()
-        until(lambda: made.probe("readinessProbe") == 200, 30)
+        assert made.probe("readinessProbe") == 0, "nobody sends requests to a door that has not joined"
+        made.wait_until_ready()
         yield made
     finally:
         made.process.kill()
-
-
-def caller(door: Door) -> httpx.Client:
-    return httpx.Client(base_url=door.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=120)
 
 
 def test_the_job_applies_the_file_that_it_has_waited_for(applied: str) -> None:
