@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from torpor.actors.coordinator.records import WITHOUT_CONTENTS, effective_tags
+from collections.abc import Collection
+
+from torpor.actors.coordinator.records import WITHOUT_CONTENTS, effective_tags, parked_modes
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
-from torpor.actors.messages import Kind, RankStatus
+from torpor.actors.messages import Kind, RankStatus, RestoreMode
 
 
 def contents_after(runtime: ModelRuntime, run: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -27,6 +29,16 @@ def contents_after(runtime: ModelRuntime, run: Run) -> tuple[tuple[str, ...], tu
             lost = set(status.undefined_tags) | (_without_contents(status) & wanted)
             undefined |= lost - {"weights"} if _reloaded(run) else lost
     return tuple(sorted(parked)), tuple(sorted(undefined))
+
+
+def modes_after(runtime: ModelRuntime, run: Run, parked: Collection[str]) -> dict[str, str]:
+    """The restore mode of each parked tag. Of a sleep that no rank has told of since, as it was asked for."""
+    modes = dict.fromkeys(parked, RestoreMode.PINNED.value)
+    if run.request.kind is Kind.SLEEP:
+        modes |= runtime.config.restore_modes
+        modes |= {tag: mode.value for tag, mode in run.request.restore.items()}
+    modes |= parked_modes(runtime.statuses.values())
+    return {tag: str(mode) for tag, mode in sorted(modes.items()) if tag in parked}
 
 
 def paused_after(runtime: ModelRuntime, run: Run) -> bool:

@@ -10,14 +10,14 @@ from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.acceptance import in_force
 from torpor.actors.coordinator.budget import Place
 from torpor.actors.coordinator.claims import Claims
-from torpor.actors.coordinator.contents import contents_after, paused_after, version_after
+from torpor.actors.coordinator.contents import contents_after, modes_after, paused_after, version_after
 from torpor.actors.coordinator.driver import GRACE_S, Driver
 from torpor.actors.coordinator.feed import Feed
 from torpor.actors.coordinator.holds import holds_after, only_releases, without
 from torpor.actors.coordinator.holds import refusal as held
 from torpor.actors.coordinator.journal import Journal
 from torpor.actors.coordinator.machine import Machine
-from torpor.actors.coordinator.records import Published, fill, parked_modes, phase_bytes
+from torpor.actors.coordinator.records import Published, fill, phase_bytes
 from torpor.actors.coordinator.room import Room, may_make_room
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
 from torpor.actors.coordinator.steps import PHASE_OF, RELOAD, Step
@@ -219,11 +219,10 @@ class Execution:
             parked_tags=parked,
             undefined_tags=undefined,
             weights_version=version_after(runtime, run),
-            modes=parked_modes(runtime.statuses.values()),
+            modes=modes_after(runtime, run, parked),
             paused=paused_after(runtime, run),
             holds=holds,
-            failed="",
-        )
+        )  # who is called failed meanwhile stays so: its gate is closed for good
 
     async def look(self, runtime: ModelRuntime) -> None:
         """Ask every rank how it is; who does not answer in time keeps the status that it had."""

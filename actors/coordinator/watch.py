@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torpor.actors.config import RecoverPolicy
@@ -43,7 +43,7 @@ class Watch:
         self._maker = maker
         self._fail = fail
         self._recover = recover
-        self._told: set[str] = set()
+        self._told: dict[str, Sequence[RankPort]] = {}  # those that were; not those that replaced them
         self._attempts: dict[str, _Attempts] = {}
 
     async def run(self) -> None:
@@ -60,16 +60,16 @@ class Watch:
         if state is ModelState.FAILED and (runtime.doubt or runtime.settling.locked()):
             return  # told of ranks before these, which may be well: nobody must stop them
         if state is not ModelState.FAILED:
-            self._told.discard(name)
+            self._told.pop(name, None)
             self._calm_down(runtime)
             ports = runtime.ports
             why = await self._look_after(runtime)
             if not why or runtime.ports is not ports or runtime.recovering or runtime.deleted:
                 return
             await self._fail(name, why)
-        if name not in self._told:
+        if self._told.get(name) is not runtime.ports:
             # Its leader cannot see what became of the others in time: requests that it has begun would hang.
-            self._told.add(name)
+            self._told[name] = runtime.ports
             await self._maker.stop_serving(runtime.config, runtime.published.failed)
         await self._heal(runtime)
 

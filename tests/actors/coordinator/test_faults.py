@@ -19,6 +19,7 @@ from torpor.actors.messages import (
     PhaseReply,
     RankOutcome,
     RejectCode,
+    RestoreMode,
 )
 
 FOREVER = 1000
@@ -282,5 +283,21 @@ def test_a_drain_s_lease_outlasts_all_deadlines_to_the_end_of_an_abort(rig: Rig)
         assert took_s > 2 * deadlines.stage_s + deadlines.commit_s - 4.0, "the deadlines were not used up"
         assert rig.loop_time() < lease_ends_s[0] and not open_behind and not rig.gate_open()
         assert (await rig.coordinator.wait(other.id, 1.0)).state is OperationState.SUCCEEDED
+
+    rig.run(story)
+
+
+def test_a_sleep_of_which_no_rank_tells_afterwards_keeps_nothing_where_that_was_asked(rig: Rig) -> None:
+    """C9: the weights are not called there when they sleep without contents, and the status after it is lost."""
+
+    async def story() -> None:
+        rig.solo.delay_s["publish"] = 1.0
+        asked = asking(Kind.SLEEP, "solo", restore={"weights": RestoreMode.MEMSET})
+        sleep = await rig.coordinator.submit(asked)
+        await asyncio.sleep(0.5)
+        rig.solo.fault("status", Fault.HANG)
+        assert (await rig.coordinator.wait(sleep.id, 60.0)).state is OperationState.SUCCEEDED
+        view = await rig.coordinator.model("solo")
+        assert view.parked_tags == ["kv_cache", "weights"] and view.weights_version is None
 
     rig.run(story)

@@ -308,3 +308,40 @@ def test_published_modes_outlive_the_coordinator() -> None:
 
     published = Published("chat", ("weights",), ("weights",), modes={"weights": "cpu"})
     assert published_from_json(published_to_json(published)) == published
+
+
+def test_ranks_of_a_recovery_that_failed_let_nobody_in_either(tmp_path: Path) -> None:
+    """M6: the leader that a recovery made must not serve on when another of its ranks is lost in loading."""
+    rig, maker = making_rig(tmp_path)
+
+    async def story() -> None:
+        await lose(rig, 2)
+        maker.delay_s["load"] = 2.0
+        recovery = await rig.coordinator.submit(RECOVER)
+        await asyncio.sleep(1.0)
+        rig.chat[1].die()
+        outcome = await rig.coordinator.wait(recovery.id, PATIENCE_S)
+        assert outcome.state is OperationState.FAILED and not rig.chat[0].dead
+        await asyncio.sleep(3.0)
+        assert rig.coordinator.published_state("chat") is ModelState.FAILED and not rig.gate_open()
+
+    rig.run(story)
+
+
+def test_an_operation_that_ends_well_does_not_take_back_that_its_model_failed_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """M6: whose leader was told to let nobody in any more is not called awake."""
+    rig, _ = making_rig(tmp_path)
+
+    async def story() -> None:
+        rig.chat[1].delay_s["commit"] = 1.0
+        update = await rig.coordinator.submit(asking(Kind.UPDATE, weights_path="/weights/1"))
+        await asyncio.sleep(0.3)
+        await rig.coordinator.fail("chat", "its load has failed")
+        outcome = await rig.coordinator.wait(update.id, PATIENCE_S)
+        assert outcome.state is OperationState.SUCCEEDED, outcome.reason
+        await asyncio.sleep(3.0)
+        assert rig.coordinator.published_state("chat") is ModelState.FAILED and not rig.gate_open()
+
+    rig.run(story)
