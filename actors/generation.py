@@ -45,6 +45,7 @@ class GenerateRequest:
     messages: tuple[Mapping[str, object], ...] | None = None
     sampling: Sampling = field(default_factory=Sampling)
     scope: str = ""
+    traceparent: str = ""  # W3C, of the span beneath which it is traced
 
 
 @dataclass(frozen=True, slots=True)

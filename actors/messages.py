@@ -192,6 +192,7 @@ class OperationRequest:
     on_discard: OnDiscard | None = None  # of a wake; None: as configured, on a rank: wait
     weights_path: str = ""
     weights_handed: str = ""
+    traceparent: str = ""  # W3C, of the span beneath which it is traced; says nothing of what is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +206,12 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class PhaseCall:
-    """What every message to a rank carries. Ranks refuse lower epochs; replies repeat all four fields (+ incarnation)."""
+    """What every message to a rank carries. Ranks refuse lower epochs; replies repeat the first three (+ incarnation)."""
 
     operation: str
     phase: Phase
     epoch: int
+    traceparent: str = ""  # of the call, where it is traced
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from torpor.service.bodies import SleepBody, WakeBody, parse, targets, to_reques
 from torpor.service.dialects.dialect import Dialect, on_conflict_of
 from torpor.service.logs import note
 from torpor.service.problems import Code, Problem, operation_problem
-from torpor.service.tracing import trace_operation
+from torpor.service.tracing import traceparent_of
 from torpor.service.wire import operation_json
 
 MAX_PROGRAM = 120  # characters
@@ -77,7 +77,7 @@ async def _run_all(
     views: list[ModelView],
     fan_out: bool,
 ) -> Response:
-    started = await asyncio.gather(*(submit(control, one) for one in requests))
+    started = await asyncio.gather(*(submit(control, one, request) for one in requests))
     models = ",".join(one.model for one in started)
     note(request, operation_id=",".join(one.id for one in started), model=models)
     # An operation refused at once has its end already: that is told at once, asynchronous or not.
@@ -94,17 +94,15 @@ def who(request: Request) -> str:
     return f"{caller_of(request).name} at {address}, {program[:MAX_PROGRAM]}".rstrip(", ")
 
 
-async def submit(control: Control, request: OperationRequest) -> Operation:
+async def submit(control: Control, wish: OperationRequest, request: Request) -> Operation:
     # Shielded: a caller that goes away must not take back what it has asked for (C7).
-    return await asyncio.shield(asyncio.ensure_future(control.submit(request)))
+    return await asyncio.shield(
+        asyncio.ensure_future(control.submit(replace(wish, traceparent=traceparent_of(request))))
+    )
 
 
 async def finish(control: Control, operation: Operation) -> Operation:
-    running = operation.state is OperationState.RUNNING
-    done = await control.wait(operation.id) if running else operation
-    if running or done.state is OperationState.REJECTED:  # else it is the answer of before, once more
-        trace_operation(done)
-    return done
+    return await control.wait(operation.id) if operation.state is OperationState.RUNNING else operation
 
 
 def answer(finished: list[Operation], views: list[ModelView], fan_out: bool) -> Response:

@@ -21,6 +21,7 @@ from torpor.actors.news import Changes, Position
 from torpor.actors.ports import ControlUnreachable
 from torpor.actors.ray.ranks import RayRanks
 from torpor.actors.ray.raylet import end_with_raylet
+from torpor.actors.tracing.provider import set_up as set_up_tracing
 
 
 class CoordinatorActor:
@@ -29,6 +30,7 @@ class CoordinatorActor:
     def __init__(self, config: ClusterConfig, birth: str) -> None:
         """birth: the same as long as Ray restarts it. With another one, config says anew which models there are."""
         end_with_raylet()
+        set_up_tracing(os.environ)
         self._config = config
         self._birth = birth
         self._seating = Seating()

@@ -27,6 +27,7 @@ from torpor.actors.coordinator.records import Published, effective_tags
 from torpor.actors.coordinator.roster import Roster
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
 from torpor.actors.coordinator.settling import Settling
+from torpor.actors.coordinator.spans import OperationSpans
 from torpor.actors.coordinator.watching import watch
 from torpor.actors.coordinator.writer import Writer
 from torpor.actors.messages import (
@@ -254,6 +255,7 @@ class Coordinator:
         operation.state, operation.finished_at = OperationState.REJECTED, self._now()
         operation.code, operation.reason = refusal.code, refusal.reason
         await self._journal.begin(operation, request, self._now())
+        OperationSpans(operation, request).end(operation)
         self._remember(operation)
         return operation
 

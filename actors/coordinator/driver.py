@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torpor.actors.config import Deadlines
 from torpor.actors.coordinator.machine import Action, Machine
+from torpor.actors.coordinator.spans import OperationSpans
 from torpor.actors.coordinator.steps import (
     PHASE_OF,
     Cancel,
@@ -56,12 +57,14 @@ class Driver:
         own: OwnSteps,
         deadlines: Deadlines,
         on_step: Callable[[Step], None],
+        spans: OperationSpans,
     ) -> None:
         self.machine = machine
         self._ports = ports
         self._own = own
         self._deadlines = deadlines
         self._on_step = on_step
+        self._spans = spans
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -147,7 +150,8 @@ class Driver:
     async def _ask(self, step: Step, rank: int) -> None:
         event: Event
         try:
-            event = Told(step, rank, await self._ports[rank].status())
+            with self._spans.call(rank, Action.ASK_STATUS) as call:
+                event = Told(step, rank, call.heard(await self._ports[rank].status()))
         except RankUnreachable as error:
             event = Gone(step, rank, str(error))
         except Exception as error:
@@ -155,7 +159,7 @@ class Driver:
         self._events.put_nowait(event)
 
     async def _once(self, step: Step, rank: int, action: Action) -> None:
-        self._events.put_nowait(await self._hear(step, rank, self._call(action, step, rank)))
+        self._events.put_nowait(await self._hear(step, rank, action))
 
     async def _insist(self, step: Step, rank: int, action: Action) -> None:
         """Call until the rank has said yes or the step is over. A time-out is unknown: ask what happened."""
@@ -164,24 +168,26 @@ class Driver:
         while self.machine.step is step and not self.machine.gathering.answered(rank):
             try:
                 async with asyncio.timeout(attempt_s):
-                    event = await self._hear(step, rank, self._call(action, step, rank))
+                    event = await self._hear(step, rank, action)
                 self._events.put_nowait(event)
             except TimeoutError:
                 self._spawn(self._ask(step, rank))
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
-    async def _hear(self, step: Step, rank: int, answer: Awaitable[PhaseReply]) -> Event:
+    async def _hear(self, step: Step, rank: int, action: Action) -> Event:
         try:
-            return Replied(step, rank, await answer)
+            with self._spans.call(rank, action) as call:
+                answer = await self._call(action, step, rank, call.traceparent)
+                return Replied(step, rank, call.heard(answer))
         except RankUnreachable as error:
             return Gone(step, rank, str(error))
         except Exception as error:
             return Failed(step, rank, _text(error))
 
-    def _call(self, action: Action, step: Step, rank: int) -> Awaitable[PhaseReply]:
+    def _call(self, action: Action, step: Step, rank: int, traceparent: str) -> Awaitable[PhaseReply]:
         port = self._ports[rank]
-        call = PhaseCall(self.machine.operation, PHASE_OF[step], self._epoch)
+        call = PhaseCall(self.machine.operation, PHASE_OF[step], self._epoch, traceparent)
         request = self.machine.request
         match action:
             case Action.CALL_PREFLIGHT:

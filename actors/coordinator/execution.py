@@ -139,7 +139,9 @@ class Execution:
             self.claims.give_back(machine, kept_before)
             if not told:
                 await self.finish(runtime, run, published)
-            elif published is not None:
+                return
+            run.spans.end(run.operation)
+            if published is not None:
                 runtime.published = published
                 await self.writer.publish(runtime)
         finally:
@@ -156,7 +158,12 @@ class Execution:
             )
             own = _OwnSteps(self, runtime, run)
             driver = run.driver = Driver(
-                machine, runtime.ports, own, self._config.deadlines, lambda step: self._record_step(run, step)
+                machine,
+                runtime.ports,
+                own,
+                self._config.deadlines,
+                lambda step: self._record_step(run, step),
+                run.spans,
             )
             await driver.run(begin, statuses)
             rejected = machine.verdict is OperationState.REJECTED and machine.refusal is not None
@@ -182,6 +189,7 @@ class Execution:
             phases[-1].seconds = now_s - run.phase_began_s
         if name is not None and (not phases or phases[-1].name is not name):
             phases.append(PhaseRecord(name, started_at=self._now()))
+            run.spans.enter(phases[-1])
             run.phase_began_s = now_s
             runtime = self._models.get(run.request.model)
             if runtime is not None:
@@ -246,6 +254,7 @@ class Execution:
         """The outcome, and what is published with it; None = as before."""
         operation = run.operation
         self.end_record(run)
+        run.spans.end(operation)
         if published is not None:
             runtime.published = published
             self.claims.held.look(runtime)

@@ -11,7 +11,9 @@ from torpor.actors.coordinator.budget import Place
 from torpor.actors.coordinator.driver import GRACE_S
 from torpor.actors.coordinator.execution import Execution
 from torpor.actors.coordinator.journal import JournalError
+from torpor.actors.coordinator.machine import Action
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
+from torpor.actors.coordinator.spans import RankCall
 from torpor.actors.messages import (
     ModelState,
     OperationState,
@@ -79,12 +81,13 @@ class Removal:
         runtime.deleting = True
         timeout_s = deadlines.drain_s if spec.timeout_s is None else spec.timeout_s
         lease_s = timeout_s + deadlines.commit_s + 2 * GRACE_S  # a coordinator that dies lets it open again
-        call = PhaseCall(run.operation.id, Phase.DRAIN, self._execution.epoch)
         leader = runtime.ports[0]
         refusal = None
         try:
             async with asyncio.timeout(timeout_s + GRACE_S):
-                reply = await leader.drain(call, spec, timeout_s, lease_s)
+                with run.spans.call(leader.rank, Action.CALL_DRAIN) as traced:
+                    call = self._phase_call(run, traced)
+                    reply = traced.heard(await leader.drain(call, spec, timeout_s, lease_s))
             run.operation.aborted_requests = reply.aborted_requests
             if not reply.ok:
                 refusal = reply.refusals[0]
@@ -103,12 +106,16 @@ class Removal:
 
     async def _reopen(self, runtime: ModelRuntime, run: Run) -> None:
         runtime.deleting = False
-        call = PhaseCall(run.operation.id, Phase.DRAIN, self._execution.epoch)
+        leader = runtime.ports[0]
         try:
             async with asyncio.timeout(self._deadlines.commit_s):
-                await runtime.ports[0].abort(call)
+                with run.spans.call(leader.rank, Action.CALL_ABORT) as traced:
+                    traced.heard(await leader.abort(self._phase_call(run, traced)))
         except Exception as error:  # the drain's lease ends by itself
             log.warning("the leader of %s was not told to reopen: %r", runtime.config.name, error)
+
+    def _phase_call(self, run: Run, traced: RankCall) -> PhaseCall:
+        return PhaseCall(run.operation.id, Phase.DRAIN, self._execution.epoch, traced.traceparent)
 
     async def _remove(self, runtime: ModelRuntime, run: Run) -> None:
         operation, model = run.operation, runtime.config
@@ -135,6 +142,7 @@ class Removal:
         self._execution.end_record(run)
         try:
             await self._forget(runtime, run)
+            run.spans.end(operation)
         except JournalError as error:
             await self._fail(
                 runtime, run, f"its ranks are ended, its records are not: {error}; delete it again"

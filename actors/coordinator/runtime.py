@@ -12,6 +12,7 @@ from torpor.actors.coordinator.budget import Place
 from torpor.actors.coordinator.driver import Driver
 from torpor.actors.coordinator.machine import Machine
 from torpor.actors.coordinator.records import Published, makes_hold, same_request
+from torpor.actors.coordinator.spans import OperationSpans
 from torpor.actors.coordinator.steps import Step
 from torpor.actors.messages import (
     GateReason,
@@ -45,6 +46,10 @@ class Run:
     turn: asyncio.Event = field(default_factory=asyncio.Event)
     locks: list[asyncio.Lock] = field(default_factory=list)
     phase_began_s: float = 0.0
+    spans: OperationSpans = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.spans = OperationSpans(self.operation, self.request)
 
     def told(self) -> Operation:
         """The record as others may see it now: it runs until its end is written and the next one has its turn."""

@@ -32,6 +32,7 @@ from torpor.actors.rank.offer import cuda_offer, list_gpus, offer_of
 from torpor.actors.ray.handover import open_handed
 from torpor.actors.ray.raylet import end_with_raylet
 from torpor.actors.seats import Offer
+from torpor.actors.tracing.provider import set_up as set_up_tracing
 
 # The step thread must not keep the event loops waiting for the default 5 ms.
 SWITCH_INTERVAL_S = 0.0005
@@ -52,6 +53,7 @@ class RankActor:
     def __init__(self, spec: RankSpec, threads: int) -> None:
         """threads: of this rank's computing on the CPU, its share of the node."""
         end_with_raylet()
+        set_up_tracing(os.environ)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         # Ray says 1 to an actor without CPUs of its own. Read by torch when the engine imports it, which is later.
         os.environ["OMP_NUM_THREADS"] = str(threads)

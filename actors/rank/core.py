@@ -40,6 +40,7 @@ from torpor.actors.rank.leader import Leader
 from torpor.actors.rank.ledger import RankLedger
 from torpor.actors.rank.machinery import Machinery
 from torpor.actors.rank.phases import Phases
+from torpor.actors.rank.spans import traced
 from torpor.actors.rank.update import OpenHanded, Sources, nobody_hands_over
 from torpor.native import Device, Ledger
 
@@ -144,23 +145,29 @@ class RankCore:
 
     # --- RankPort ---
 
+    @traced
     async def preflight(self, call: PhaseCall, request: OperationRequest) -> PhaseReply:
         return await self._phases.preflight(call, request) if self._phases else self._not_loaded(call)
 
+    @traced
     async def drain(self, call: PhaseCall, spec: DrainSpec, timeout_s: float, lease_s: float) -> PhaseReply:
         if self._phases is None:
             return self._not_loaded(call)
         return await self._phases.drain(call, spec, timeout_s, lease_s)
 
+    @traced
     async def stage(self, call: PhaseCall, timeout_s: float) -> PhaseReply:
         return await self._phases.stage(call, timeout_s) if self._phases else self._not_loaded(call)
 
+    @traced
     async def commit(self, call: PhaseCall) -> PhaseReply:
         return await self._phases.commit(call) if self._phases else self._not_loaded(call)
 
+    @traced
     async def abort(self, call: PhaseCall, lost: bool = False) -> PhaseReply:
         return await self._phases.abort(call, lost) if self._phases else self._not_loaded(call)
 
+    @traced
     async def publish(self, call: PhaseCall) -> PhaseReply:
         return await self._phases.publish(call) if self._phases else self._not_loaded(call)
 

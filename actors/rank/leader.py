@@ -18,6 +18,7 @@ from torpor.actors.ports import QueueFull
 from torpor.actors.rank.front_ends import DuplicateRequest, FrontEnds
 from torpor.actors.rank.gate import Gate, GateFull
 from torpor.actors.rank.line import Line
+from torpor.actors.rank.request_spans import RequestSpans
 
 
 class Leader:
@@ -27,6 +28,7 @@ class Leader:
         self.gate = gate
         self.front_ends = front_ends
         self._engine: Engine | None = None
+        self._spans = RequestSpans()
         self._line = (
             Line()
         )  # preparing takes longer for some than for others; who came first is admitted first
@@ -66,6 +68,7 @@ class Leader:
         for event in events:
             if event.finish_reason is not None:
                 self.gate.leave(event.request, event.finish_reason)
+                self._spans.end(event)
         self.front_ends.deliver(events)
 
     def abort_running(self) -> None:
@@ -127,6 +130,7 @@ class Leader:
             return AdmissionReply(request.id, Admission.FULL, detail=str(error))
         if closed is not None:
             return AdmissionReply(request.id, Admission.CLOSED, closed)
+        self._spans.begin(request)  # before its events can come
         try:
             engine.submit(prepared)
         except InvalidPrompt as error:
@@ -137,6 +141,7 @@ class Leader:
             refused = AdmissionReply(request.id, Admission.CLOSED, GateReason.FAILED, str(error))
         else:
             return AdmissionReply(request.id, Admission.ADMITTED)
+        self._spans.drop(request.id)
         self.gate.leave(request.id, FinishReason.ERROR)
         return refused
 

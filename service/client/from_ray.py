@@ -24,6 +24,7 @@ from torpor.actors.messages import (
 )
 from torpor.actors.ports import Control, ControlUnreachable
 from torpor.actors.ray.handover import hand_over
+from torpor.actors.tracing import current_traceparent
 from torpor.service.app import create_app
 from torpor.service.client.app_transport import AppTransport
 from torpor.service.client.blocking import Client
@@ -113,7 +114,8 @@ class RayClient(Client):
     def _hand_over(self, wish: OperationRequest, tensors: Mapping[str, Any]) -> dict[str, Any]:
         try:
             with hand_over(self._namespace, tensors) as name:
-                operation = self._transport.run(self._do(replace(wish, weights_handed=name)))
+                handed = replace(wish, weights_handed=name, traceparent=current_traceparent())
+                operation = self._transport.run(self._do(handed))
         except WeightsRefused as error:
             raise ClientError(str(error)) from error
         except ControlUnreachable as error:

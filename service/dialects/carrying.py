@@ -93,7 +93,7 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 async def run(asked: Asked, wish: OperationRequest) -> Operation:
     """To its end. Raises the Problem that its end is."""
-    begun = await submit(asked.control, wish)
+    begun = await submit(asked.control, wish, asked.request)
     note(asked.request, operation_id=begun.id, model=begun.model)
     done = await finish(asked.control, begun)
     if (problem := operation_problem(done, known_for(done, [asked.view]))) is not None:

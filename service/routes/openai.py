@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -17,6 +18,7 @@ from torpor.service.openai.generation import Generation
 from torpor.service.openai.shapes import AnswerHead, answer_chunks, whole_answer
 from torpor.service.operations import find_model, published_models
 from torpor.service.sse import EventStream, while_connected
+from torpor.service.tracing import traceparent_of
 from torpor.service.wire import ignored_header
 
 router = APIRouter(prefix="/v1", tags=["openai"])
@@ -72,6 +74,7 @@ async def _generate(request: Request, body: ChatBody | CompletionBody) -> Respon
     answer_id = body.rid or ("chatcmpl-" if chat else "cmpl-") + context.new_id()
     # A part of each request's own, which stays unique whatever a client calls its: aborts go by it.
     asked = body.requests(lambda: f"{answer_id}/{context.new_id()}", caller_of(request))
+    asked = [replace(one, traceparent=traceparent_of(request)) for one in asked]
     head = AnswerHead(
         id=answer_id,
         created_at=int(context.clock()),

@@ -1,4 +1,4 @@
-"""Operations as spans: beneath their request, with the coordinator's times, and nothing where there is no tracing."""
+"""What is traced of a request at the front door: its operations and its generations, beneath it."""
 
 from __future__ import annotations
 
@@ -6,76 +6,92 @@ from collections.abc import Iterator
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 from service_rig import Rig
+from support.spans import PARENT, TRACE, TRACEPARENT, Spans, kept_spans, parent_of, told, trace_of
 
-from torpor.service import tracing
+from torpor.actors.tracing import marks
 
-TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-
-
-@pytest.fixture(scope="module")
-def provider() -> Iterator[TracerProvider]:
-    """The process's, for there can be one only; it is deaf afterwards."""
-    made = TracerProvider()
-    trace.set_tracer_provider(made)
-    yield made
-    made.shutdown()
+HEADERS = {"traceparent": TRACEPARENT}
 
 
 @pytest.fixture
-def spans(provider: TracerProvider) -> InMemorySpanExporter:
-    exporter = InMemorySpanExporter()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return exporter
-
-
-def ours(spans: InMemorySpanExporter) -> list[ReadableSpan]:
-    return [span for span in spans.get_finished_spans() if span.name.startswith("torpor ")]
+def spans() -> Iterator[Spans]:
+    with kept_spans() as spans:
+        yield spans
 
 
 async def test_an_operation_and_its_phases_are_spans_of_the_caller_s_trace(
-    wide_rig: Rig, spans: InMemorySpanExporter
+    wide_rig: Rig, spans: Spans
 ) -> None:
-    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-    record = (await wide_rig.http.post("/models/chat/sleep", headers=headers)).json()
-    *phases, whole = sorted(ours(spans), key=lambda span: span.name == "torpor sleep")
+    record = (await wide_rig.http.post("/models/chat/sleep", headers=HEADERS)).json()
+    whole = spans.one("torpor sleep")
+    phases = spans.beneath(whole)
     assert [span.name for span in phases] == [f"torpor sleep {one['name']}" for one in record["phases"]]
-    assert whole.name == "torpor sleep" and whole.attributes is not None
-    assert whole.attributes["torpor.operation"] == record["id"]
-    assert (whole.attributes["torpor.model"], whole.attributes["torpor.outcome"]) == ("chat", "succeeded")
+    assert told(whole, "operation") == record["id"]
+    assert (told(whole, "model"), told(whole, "outcome")) == ("chat", "succeeded")
     assert whole.status.status_code is StatusCode.UNSET
-    assert {f"{span.context.trace_id:032x}" for span in (whole, *phases)} == {TRACE}
-    assert whole.parent is not None and f"{whole.parent.span_id:016x}" != PARENT, "the request is between"
+    assert {trace_of(span) for span in (whole, *phases)} == {TRACE}
+    assert parent_of(whole) not in (None, PARENT), "the request is between"
     for span, phase in zip(phases, record["phases"], strict=True):
-        assert span.parent is not None and span.parent.span_id == whole.context.span_id
         assert span.start_time is not None and span.end_time is not None
         assert (span.end_time - span.start_time) / 1e9 == pytest.approx(phase["seconds"], abs=1e-5)
         assert span.attributes == {"torpor.bytes": phase["bytes"]}
-    assert len(whole.events) == 3
     freed = [event.attributes["torpor.freed_bytes"] for event in whole.events if event.attributes]
-    assert freed == [rank["freed_bytes"] for rank in record["ranks"]]
+    assert freed == [rank["freed_bytes"] for rank in record["ranks"]] and len(freed) == 3
 
 
-async def test_a_refused_operation_is_an_error_with_its_reason(rig: Rig, spans: InMemorySpanExporter) -> None:
+async def test_an_operation_that_nobody_waits_for_is_traced_alike(rig: Rig, spans: Spans) -> None:
+    headers = {**HEADERS, "Prefer": "respond-async"}
+    begun = await rig.http.post("/models/chat/sleep", headers=headers)
+    assert begun.status_code == 202
+    await rig.coordinator.wait(begun.json()["id"], 10.0)
+    whole = spans.one("torpor sleep")
+    assert (trace_of(whole), told(whole, "operation")) == (TRACE, begun.json()["id"])
+    assert spans.beneath(whole)
+
+
+async def test_a_dialect_s_sleep_is_traced_alike(rig: Rig, spans: Spans) -> None:
+    assert (await rig.http.post("/release_memory_occupation", json={}, headers=HEADERS)).status_code == 200
+    assert trace_of(spans.one("torpor sleep")) == TRACE
+
+
+async def test_a_refused_operation_is_an_error_with_its_reason(rig: Rig, spans: Spans) -> None:
     body = (await rig.http.post("/sleep", json={"tags": ["nothing"]})).json()
-    (span,) = ours(spans)
-    assert span.status.status_code is StatusCode.ERROR
+    span = spans.one("torpor sleep")
+    assert (span.status.status_code, told(span, "code")) == (StatusCode.ERROR, "unknown_tag")
     assert span.status.description == body["operation"]["reason"]
-    assert span.attributes is not None and span.attributes["torpor.code"] == "unknown_tag"
 
 
-async def test_an_answer_that_is_given_once_more_is_no_operation_once_more(
-    rig: Rig, spans: InMemorySpanExporter
-) -> None:
+async def test_an_answer_that_is_given_once_more_is_no_operation_once_more(rig: Rig, spans: Spans) -> None:
     for _ in range(2):
-        await rig.http.post("/sleep", headers={"Idempotency-Key": "1"})
-    assert [span.name for span in ours(spans)].count("torpor sleep") == 1
+        await rig.http.post("/sleep", headers={"Idempotency-Key": "1", **HEADERS})
+    assert len(spans.named("torpor sleep")) == 1
 
 
-async def test_without_the_package_everything_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "trace", None)
-    assert (await rig.http.post("/sleep")).status_code == 200
+async def test_a_generation_is_told_which_trace_it_belongs_to(rig: Rig, spans: Spans) -> None:
+    body = {"model": "chat", "prompt": ["a", "b"]}
+    assert (await rig.http.post("/v1/completions", json=body, headers=HEADERS)).status_code == 200
+    parents = [one.traceparent for one in rig.inference.seen]
+    assert len(parents) == 2 and {one.split("-")[1] for one in parents} == {TRACE}
+
+
+@pytest.mark.parametrize(
+    ("sent", "carried"), [(TRACEPARENT, TRACEPARENT), ("00-nonsense-01", ""), ("x" * 55, "")]
+)
+async def test_without_a_provider_here_the_caller_s_context_is_passed_on_if_it_is_one(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, sent: str, carried: str
+) -> None:
+    monkeypatch.setattr(marks, "_traceparent", lambda context: "")
+    body = {"model": "chat", "prompt": "a"}
+    await rig.http.post("/v1/completions", json=body, headers={"traceparent": sent})
+    assert [one.traceparent for one in rig.inference.seen] == [carried]
+
+
+async def test_without_the_package_everything_goes_on(
+    rig: Rig, spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert marks.trace is trace
+    monkeypatch.setattr(marks, "trace", None)
+    assert (await rig.http.post("/sleep", headers=HEADERS)).status_code == 200
+    assert not spans.all()
