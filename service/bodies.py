@@ -245,7 +245,7 @@ def targets(body: OperationBody, path_model: str | None, known: list[str]) -> tu
     """The models meant, and whether the answer fans out. Raises a Problem that lists the known ones."""
     named = [name for name in ("model", "models") if getattr(body, name) is not None]
     if path_model is not None and named and (named != ["model"] or body.model != path_model):
-        detail = f"The path names {path_model!r}, and the body names something else in `{named[-1]}`."
+        detail = f"The URL names {path_model!r}, and the body names something else in `{named[-1]}`."
         raise Problem(422, Code.INVALID_FIELD, detail, hint="Name the model once.")
     if len(named) == 2:
         raise Problem(

@@ -15,7 +15,7 @@ from torpor.service.context import context_of
 from torpor.service.dialects.bodies import query_parameters
 from torpor.service.dialects.carrying import query_of
 from torpor.service.dialects.dialect import Dialect, dialect_of
-from torpor.service.dialects.mounts import mounted_model
+from torpor.service.dialects.naming import url_model
 from torpor.service.docs import json_body
 from torpor.service.logs import note
 from torpor.service.operations import find_model, published_models, run_native
@@ -38,28 +38,32 @@ async def sleep(request: Request) -> Response:
     dialect = dialect_of(query_of(request), tree)
     if dialect is not Dialect.NATIVE:
         return await sleep_as(request, dialect, tree)
-    return await run_native(context_of(request).control, Kind.SLEEP, request, tree, mounted_model(request))
+    named = url_model(request, SleepBody)
+    return await run_native(context_of(request).control, Kind.SLEEP, request, tree, named)
 
 
 @router.post("/models/{model}/sleep", openapi_extra=json_body(SleepBody))
 async def sleep_model(model: str, request: Request) -> Response:
     """Give the memory of one model back."""
     tree = await read_json(request)
-    return await run_native(context_of(request).control, Kind.SLEEP, request, tree, model)
+    named = url_model(request, SleepBody, model)
+    return await run_native(context_of(request).control, Kind.SLEEP, request, tree, named)
 
 
 @router.post("/wake", openapi_extra=json_body(WakeBody))
 async def wake(request: Request) -> Response:
     """Take memory again."""
     tree = await read_json(request)
-    return await run_native(context_of(request).control, Kind.WAKE, request, tree, mounted_model(request))
+    named = url_model(request, WakeBody)
+    return await run_native(context_of(request).control, Kind.WAKE, request, tree, named)
 
 
 @router.post("/models/{model}/wake", openapi_extra=json_body(WakeBody))
 async def wake_model(model: str, request: Request) -> Response:
     """Take the memory of one model again."""
     tree = await read_json(request)
-    return await run_native(context_of(request).control, Kind.WAKE, request, tree, model)
+    named = url_model(request, WakeBody, model)
+    return await run_native(context_of(request).control, Kind.WAKE, request, tree, named)
 
 
 @router.get("/models")

@@ -59,6 +59,12 @@ async def test_sleeping_and_waking_twice_succeeds(rig: Rig) -> None:
     assert (await rig.http.get("/models/chat")).json()["state"] == "awake"
 
 
+async def test_a_model_that_only_the_query_names_is_the_one_that_sleeps_and_wakes(wide_rig: Rig) -> None:
+    for path, state in (("/sleep?model=draft", "asleep"), ("/wake?id=draft", "awake")):
+        assert (await wide_rig.http.post(path)).json()["model"] == "draft"
+        assert (await wide_rig.http.get("/models/draft")).json()["state"] == state
+
+
 async def test_a_star_fans_out_to_one_operation_a_model(wide_rig: Rig) -> None:
     answer = await wide_rig.http.post("/sleep", json={"model": "*"})
     assert answer.status_code == 200, answer.text
