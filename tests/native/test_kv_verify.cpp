@@ -146,7 +146,10 @@ CASE("a flipped byte in any tier fails the wake before anything opens; put right
       named.insert(tier);
       one.flip(rig, places[i]);
     }
-    CHECK(named == std::set<std::string>(one.tiers.begin(), one.tiers.end()));
+    std::string told = std::to_string(places.size()) + " places, and of the tiers only:";
+    for (const std::string& tier : named) told += " " + tier;
+    if (named.size() < one.tiers.size()) check::fail(__FILE__, __LINE__, told);
+    for (const std::string& tier : one.tiers) CHECK(named.contains(tier));
     rig.run(verified(rig, Action::wake));
     CHECK(pages_by_tier(rig) == tiers);
     all_are_whole(world);
