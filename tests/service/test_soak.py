@@ -7,17 +7,27 @@ import gc
 import os
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
-from service_rig import Rig
+from service_rig import Rig, make_rig
 from support.kept_rows import keep_row
 
 from torpor.actors.messages import FinishReason
+from torpor.service.limits.bounds import Bounds
 
 CLIENTS = 64
+# All of them ask from one address, as fast as they can.
+UNBOUND = Bounds(requests_per_s=None)
 BODY = {"model": "chat", "prompt": "go on", "max_tokens": 3, "temperature": 0}
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with make_rig(tmp_path, {"chat": 1}, bounds=UNBOUND) as made:
+        yield made
 
 
 def open_files() -> int:
