@@ -76,7 +76,10 @@ REJECT_HINT: Mapping[RejectCode, str] = {
     RejectCode.UNKNOWN_TAG: "Name some of the known tags, or leave `tags` out for all.",
     RejectCode.CONFLICT: 'Wait for the running operation, cancel it, or send `"on_conflict": "wait"`.',
     RejectCode.HELD: "It was put to sleep on purpose. Wake it with POST /models/{m}/wake.",
-    RejectCode.WRONG_STATE: 'Look at GET /models/{m}; `"on_conflict": "wait"` waits for a loading model.',
+    RejectCode.WRONG_STATE: (
+        'Look at GET /models/{m}; `"on_conflict": "wait"` waits for a loading model, and '
+        "POST /models/{m}/recover rebuilds a failed one."
+    ),
     RejectCode.DEVICE_MEMORY: "Free device memory (let another model sleep), then repeat; nothing was lost.",
     RejectCode.HOST_MEMORY: (
         'Sleep with a restore mode that keeps less, raise the host tier or node.host_bytes, or send `"overflow": '
@@ -169,9 +172,13 @@ def operation_problem(operation: Operation, known: Mapping[str, Any] | None = No
     lost = operation.prefix_tokens_lost
     told = f"; {lost} tokens of reusable prefixes were dropped before that" if lost else ""
     if operation.state is OperationState.FAILED:
-        hint = "Its gate stays closed. Look at `ranks` for what failed; POST /models/{m}/recover rebuilds it."
+        hint = (
+            "Its gate stays closed. Look at `ranks` for what failed; "
+            f"POST /models/{operation.model}/recover rebuilds it."
+        )
         detail = f"{verb} failed: {operation.reason or 'a rank did not commit'}{told}"
         return Problem(500, Code.FAILED, detail, hint=hint, **fields)
     code = operation.code or RejectCode.REFUSED
     detail = f"{verb} rejected: {operation.reason or code}{told}"
-    return Problem(REJECT_STATUS[code], code, detail, hint=REJECT_HINT[code], **fields)
+    hint = REJECT_HINT[code].replace("{m}", operation.model)
+    return Problem(REJECT_STATUS[code], code, detail, hint=hint, **fields)

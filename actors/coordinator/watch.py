@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torpor.actors.config import RecoverPolicy
+from torpor.actors.coordinator.recovery import stale_weights
 from torpor.actors.coordinator.runtime import ModelRuntime
 from torpor.actors.messages import ModelState
 from torpor.actors.ports import ControlUnreachable, RankMaker, RankPort, RankUnreachable
@@ -66,7 +67,8 @@ class Watch:
             why = await self._look_after(runtime)
             if not why or runtime.ports is not ports or runtime.recovering or runtime.deleted:
                 return
-            await self._fail(name, why)
+            stale = stale_weights(runtime.published, accepted=False)
+            await self._fail(name, why if stale is None else f"{why}; {stale.reason}")
         if self._told.get(name) is not runtime.ports:
             # Its leader cannot see what became of the others in time: requests that it has begun would hang.
             self._told[name] = runtime.ports

@@ -191,6 +191,7 @@ async def test_a_commit_that_fails_is_500_and_the_gate_stays_closed(rig: Rig) ->
     assert (await rig.http.get("/models/chat")).json()["state"] == "failed"
     again = await rig.http.post("/wake", json={})
     assert (again.status_code, again.json()["code"]) == (409, "wrong_state")
+    assert "POST /models/chat/recover" in again.json()["hint"]
 
 
 async def test_an_unexpected_error_is_a_problem_too_and_is_logged(

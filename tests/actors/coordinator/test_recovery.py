@@ -191,7 +191,9 @@ def test_updated_weights_are_not_replaced_by_older_ones_unless_that_is_wanted(tm
         await rig.journal.publish(runtime.published)
         await lose(rig, 1)
         await asyncio.sleep(60.0)
-        assert rig.coordinator.published_state("chat") is ModelState.FAILED, "nor by itself"
+        view = await rig.coordinator.model("chat")
+        assert view.state is ModelState.FAILED, "nor by itself"
+        assert "recover with accept_stale_weights" in view.error, "who looks is told why, and what to do"
         refused = await rig.do(RECOVER)
         assert (refused.state, refused.code) == (OperationState.REJECTED, RejectCode.STALE_WEIGHTS)
         assert "version 3" in (refused.reason or "")
