@@ -55,6 +55,10 @@ def _describe(call: dict[str, Any], name: str) -> None:
         )
 
 
+# Without a schema: OpenAPI 3.1 has none for the events of a stream, and readers differ over whose it would be.
+EVENTS = "text/event-stream"
+
+
 def _responses(answer: Answer) -> dict[str, Any]:
     said: dict[str, Any] = {"200": {"description": "Done", **_content(answer.shape)}}
     if answer.native:
@@ -72,10 +76,10 @@ def _content(shape: str) -> dict[str, Any]:
     if shape == "Any":  # some clients expect JSON, some no body at all
         return {}
     if "/" in shape:
-        return {"content": {shape: {"schema": {"type": "string"}}}}
+        return {"content": {shape: {} if shape == EVENTS else {"schema": {"type": "string"}}}}
     content: dict[str, Any] = {"application/json": {"schema": reference(shape)}}
     if shape == "Completion":
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content[EVENTS] = {}
     return {"content": content}
 
 
