@@ -259,9 +259,7 @@ def targets(body: OperationBody, path_model: str | None, known: list[str]) -> tu
         chosen = known if wanted == "*" else list(dict.fromkeys(wanted or []))
     elif wanted is None:
         if len(known) != 1:
-            detail = f"There are {len(known)} models; say which one."
-            hint = f"Known models: {', '.join(known)}."
-            raise Problem(400, Code.MODEL_REQUIRED, detail, hint=hint, known_models=known)
+            raise model_required(known)
         chosen = known
     else:
         chosen = [str(wanted)]
@@ -269,6 +267,14 @@ def targets(body: OperationBody, path_model: str | None, known: list[str]) -> tu
         if name not in known:
             raise unknown_model(name, known)
     return chosen, fan_out
+
+
+def model_required(known: list[str]) -> Problem:
+    """None was named, and there is not just one."""
+    detail, hint = f"There are {len(known)} models; say which one.", f"Known models: {', '.join(known)}."
+    if not known:
+        detail, hint = "There is no model.", "Make one with torpor apply."
+    return Problem(400, Code.MODEL_REQUIRED, detail, hint=hint, known_models=known)
 
 
 def unknown_model(name: str, known: list[str]) -> Problem:

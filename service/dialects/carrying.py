@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from torpor.actors.messages import DrainMode, DrainSpec, Kind, ModelView, Operation, OperationRequest
 from torpor.actors.ports import Control
-from torpor.service.bodies import read_json, unknown_model
+from torpor.service.bodies import model_required, read_json, unknown_model
 from torpor.service.context import context_of
 from torpor.service.dialects.dialect import MANNERS, Answer, Dialect, Tree, dialect_of
 from torpor.service.dialects.mounts import mounted_model
@@ -77,9 +77,7 @@ def one_model(named: tuple[str, ...], mounted: str | None, known: list[str]) -> 
         detail = f"This names several models: {', '.join(names)}."
         raise Problem(422, Code.INVALID_FIELD, detail, hint="Name one model, once.")
     if not names and len(known) != 1:
-        detail = f"There are {len(known)} models; say which one."
-        hint = f"Known models: {', '.join(known)}."
-        raise Problem(400, Code.MODEL_REQUIRED, detail, hint=hint, known_models=known)
+        raise model_required(known)
     name = names[0] if names else known[0]
     if name not in known:
         raise unknown_model(name, known)

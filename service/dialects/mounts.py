@@ -18,10 +18,10 @@ def split_mount(path: str) -> tuple[str | None, str]:
     Clients write some paths with a slash; a redirect would lose their mount, and the body of some.
     """
     model = None
-    if path.startswith(PREFIX):
-        model, _, rest = path.removeprefix(PREFIX).partition("/")
-        path = f"/{rest}"
-    return model or None, path.rstrip("/") or "/"
+    name, _, rest = path.removeprefix(PREFIX).partition("/") if path.startswith(PREFIX) else ("", "", "")
+    if name:  # a mount without one is no path at all
+        model, path = name, f"/{rest}"
+    return model, path.rstrip("/") or "/"
 
 
 def mounted_model(request: Request) -> str | None:

@@ -51,7 +51,7 @@ def config_of(models: Mapping[str, int], journal: Path, gate: GateConfig = GATE)
         models=tuple(
             ModelConfig(name=name, tensor_parallel=ranks, gate=gate) for name, ranks in models.items()
         ),
-        device=DeviceConfig(kind="host", count=max(models.values()), host_capacity_bytes=GIB),
+        device=DeviceConfig(kind="host", count=max(models.values(), default=1), host_capacity_bytes=GIB),
         deadlines=Deadlines(drain_s=2.0, preflight_s=2.0, stage_s=2.0, commit_s=2.0),
         journal_path=str(journal),
     )

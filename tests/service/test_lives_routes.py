@@ -121,3 +121,18 @@ async def test_sleep_and_wake_wait_out_a_recovery_when_asked_to(rig: Rig) -> Non
     waited = await rig.http.post("/models/chat/sleep", json={"on_conflict": "wait"})
     assert waited.status_code == 200, waited.text
     assert (await recovery).json()["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/wake_up", "/release_memory"])
+async def test_without_any_model_it_is_said_how_to_make_one(tmp_path: Path, path: str) -> None:
+    async with make_rig(tmp_path, {}, making=True) as rig:
+        answer = await rig.http.post(path)
+    assert (answer.status_code, answer.json()["code"]) == (400, "model_required")
+    assert answer.json()["detail"] == "There is no model."
+    assert "torpor apply" in answer.json()["hint"]
+
+
+async def test_a_mount_without_a_name_is_no_path(rig: Rig) -> None:
+    answer = await rig.http.post("/m//sleep")
+    assert (answer.status_code, answer.json()["code"]) == (404, "no_such_path")
+    assert (await rig.http.get("/models/chat")).json()["state"] == "awake"

@@ -169,7 +169,8 @@ def test_only_unknown_names_are_refused_with_the_known_ones_told() -> None:
         ("/m/chat/sleep", "chat", "/sleep"),
         ("/m/chat/v1/models/", "chat", "/v1/models"),
         ("/m/chat", "chat", "/"),
-        ("/m/", None, "/"),
+        ("/m/", None, "/m"),
+        ("/m//sleep", None, "/m//sleep"),
         ("/models/m/sleep", None, "/models/m/sleep"),
     ],
 )
