@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.actor import CoordinatorActor
 from torpor.actors.messages import ModelState, ModelView
-from torpor.actors.ports import Inference
+from torpor.actors.ports import InferenceAtLeaders
 from torpor.actors.ray.calls import first_line
 from torpor.actors.ray.inference import RayInference
 from torpor.actors.ray.names import COORDINATOR, JOURNAL_RESOURCE
@@ -53,7 +53,7 @@ class Cluster:
     """What a front end needs. owned: started by this process, and ended with it."""
 
     control: RayControl
-    inference: Inference
+    inference: InferenceAtLeaders
     namespace: str
     owned: bool
 

@@ -81,6 +81,22 @@ class TokenEvent:
         return not (self.text or self.token_ids or self.finish_reason)
 
 
+@dataclass(frozen=True, slots=True)
+class AbortOrder:
+    """Told to a front end: some other one was asked to end requests, and this one's may wait outside the gate.
+
+    request: those whose id is this, or begins with it and a `/`; None: all.
+    """
+
+    id: str
+    request: str | None
+
+
+def is_meant(request_id: str, request: str | None) -> bool:
+    """Whether an abort of `request` means this one; its id begins with the name that its client knows."""
+    return request is None or request_id == request or request_id.startswith(f"{request}/")
+
+
 class Admission(StrEnum):
     ADMITTED = "admitted"
     CLOSED = "closed"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 # They are messages too, kept in files of their own.
+from torpor.actors.generation import AbortOrder as AbortOrder
 from torpor.actors.generation import Admission as Admission
 from torpor.actors.generation import AdmissionReply as AdmissionReply
 from torpor.actors.generation import FinishReason as FinishReason

@@ -6,12 +6,13 @@ front door --Inference--> leader rank's gate
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
 from torpor.actors.audit import AuditEntry
 from torpor.actors.config import ClusterConfig, ModelConfig
 from torpor.actors.messages import (
+    AbortOrder,
     AdmissionReply,
     DrainSpec,
     GenerateRequest,
@@ -217,10 +218,21 @@ class Inference(Protocol):
         """
 
     async def abort_requests(self, model: str, request: str | None) -> int:
-        """End requests at the leader with what they have so far, whichever front end sent them; how many.
+        """End requests with what they have so far, whichever front end sent them; how many.
 
+        Also those that wait at front ends for the gate to open, as far as the leader, or this front end, knows of them.
         request: those whose id is this, or begins with it and a `/`; None: all. KeyError for an unknown model.
         """
+
+
+EndWaiting = Callable[[str, str | None], int]
+
+
+class InferenceAtLeaders(Inference, Protocol):
+    """One that knows nobody who waits: what is asked goes to the leader at once."""
+
+    def on_abort(self, end: EndWaiting) -> None:
+        """end(model, request): called for each abort that another front end asks for; how many have waited here."""
 
 
 class LeaderPort(Protocol):
@@ -230,10 +242,13 @@ class LeaderPort(Protocol):
 
     async def cancel(self, front_end: str, request_ids: Sequence[str]) -> None: ...
 
-    async def abort_requests(self, request: str | None) -> int:
-        """As Inference.abort_requests, of any front end."""
+    async def abort_requests(self, front_end: str, request: str | None) -> int:
+        """As Inference.abort_requests, of any front end. Those that wait at this one it ends itself."""
 
-    def stream(self, front_end: str) -> AsyncIterator[list[TokenEvent]]:
+    async def aborted(self, front_end: str, order: str, count: int) -> None:
+        """The answer to an AbortOrder: so many have waited."""
+
+    def stream(self, front_end: str) -> AsyncIterator[list[TokenEvent | AbortOrder]]:
         """All events of this front end's requests, in batches, until it detaches or its lease ends."""
 
     async def renew(self, front_end: str) -> None:

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from structlog.typing import FilteringBoundLogger
 
-from torpor.actors.ports import Control, ControlUnreachable, Inference, KeyReused
+from torpor.actors.ports import Control, ControlUnreachable, InferenceAtLeaders, KeyReused
 from torpor.service.admission import Admission
 from torpor.service.auth.auditor import Auditor
 from torpor.service.auth.guard import Guard
@@ -58,7 +58,7 @@ def service_version() -> str:
 
 def create_app(
     control: Control,
-    inference: Inference,
+    inference: InferenceAtLeaders,
     *,
     logger: FilteringBoundLogger,
     gates: Gates,

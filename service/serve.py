@@ -19,7 +19,7 @@ import uvicorn
 from structlog.typing import FilteringBoundLogger
 
 from torpor.actors.config import ClusterConfig
-from torpor.actors.ports import Control, ControlUnreachable, Inference
+from torpor.actors.ports import Control, ControlUnreachable, InferenceAtLeaders
 from torpor.service.app import create_app
 from torpor.service.auth.tokens import TokensError
 from torpor.service.auth.tokens_file import TokensFile
@@ -44,7 +44,7 @@ class Cluster(Protocol):
     @property
     def control(self) -> Control: ...
     @property
-    def inference(self) -> Inference: ...
+    def inference(self) -> InferenceAtLeaders: ...
     async def until_lost(self) -> str:
         """Until the cluster is gone for good, and why. Whoever asks its coordinator is told so from then on."""
 

@@ -18,6 +18,7 @@ import ray
 
 from torpor.actors.config import RankSpec
 from torpor.actors.messages import (
+    AbortOrder,
     AdmissionReply,
     DrainSpec,
     GenerateRequest,
@@ -131,11 +132,15 @@ class RankActor:
         await self._core.cancel(front_end, request_ids)
 
     @in_group("inference")
-    async def abort_requests(self, request: str | None) -> int:
-        return await self._core.abort_requests(request)
+    async def abort_requests(self, front_end: str, request: str | None) -> int:
+        return await self._core.abort_requests(front_end, request)
+
+    @in_group("inference")
+    async def aborted(self, front_end: str, order: str, count: int) -> None:
+        await self._core.aborted(front_end, order, count)
 
     @in_group("inference", num_returns="streaming")
-    async def stream(self, front_end: str) -> AsyncIterator[list[TokenEvent]]:
+    async def stream(self, front_end: str) -> AsyncIterator[list[TokenEvent | AbortOrder]]:
         async for batch in self._core.stream(front_end):
             yield batch
 

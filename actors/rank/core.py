@@ -18,6 +18,7 @@ from torpor.actors.config import RankSpec
 from torpor.actors.engine.protocol import Engine
 from torpor.actors.limits import host_limit_bytes
 from torpor.actors.messages import (
+    AbortOrder,
     Admission,
     AdmissionReply,
     DrainSpec,
@@ -183,10 +184,14 @@ class RankCore:
         if self._leader is not None:
             await self._leader.cancel(front_end, request_ids)
 
-    async def abort_requests(self, request: str | None) -> int:
-        return 0 if self._leader is None else await self._leader.abort_requests(request)
+    async def abort_requests(self, front_end: str, request: str | None) -> int:
+        return 0 if self._leader is None else await self._leader.abort_requests(front_end, request)
 
-    async def stream(self, front_end: str) -> AsyncIterator[list[TokenEvent]]:
+    async def aborted(self, front_end: str, order: str, count: int) -> None:
+        if self._leader is not None:
+            await self._leader.aborted(front_end, order, count)
+
+    async def stream(self, front_end: str) -> AsyncIterator[list[TokenEvent | AbortOrder]]:
         if self._leader is None:
             return
         async with contextlib.aclosing(self._leader.front_ends.stream(front_end)) as batches:

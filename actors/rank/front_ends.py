@@ -7,10 +7,13 @@ into one, so that what waits here is bounded by the requests that run and by the
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from torpor.actors.generation import AbortOrder, is_meant
 from torpor.actors.messages import TokenEvent
 from torpor.actors.rank.events import merged
 
@@ -48,6 +51,8 @@ class _Reader:
 class _FrontEnd:
     lease_ends_at: float
     pending: dict[str, TokenEvent] = field(default_factory=dict)
+    orders: list[AbortOrder] = field(default_factory=list)  # not read yet
+    unanswered: dict[str, Future[int]] = field(default_factory=dict)  # by order
     reader: _Reader | None = None
 
 
@@ -61,6 +66,7 @@ class FrontEnds:
         self._front_ends: dict[str, _FrontEnd] = {}
         self._requests: dict[str, Request] = {}
         self._quiet_since = clock()
+        self._orders = itertools.count(1)
 
     def idle_s(self) -> float:
         """Since the last request came or ended; 0 while any is here."""
@@ -100,10 +106,7 @@ class FrontEnds:
     def ids(self, request: str | None) -> list[str]:
         """Of what is here: the request of this id and all `id/…`, or every one."""
         with self._lock:
-            known = list(self._requests)
-        if request is None:
-            return known
-        return [one for one in known if one == request or one.startswith(f"{request}/")]
+            return [one for one in self._requests if is_meant(one, request)]
 
     def cancel_all(self, requests: Iterable[str]) -> None:
         """Mark them as cancelled, whoever asked for them."""
@@ -111,6 +114,30 @@ class FrontEnds:
             for request in requests:
                 if request in self._requests:
                     self._requests[request].cancelled = True
+
+    def order_abort(self, front_end: str, request: str | None) -> list[Future[int]]:
+        """Tell all others that read to end what waits there; each will say how many those were."""
+        readers, answers = [], []
+        with self._lock:
+            for name, home in self._front_ends.items():
+                if name == front_end or home.reader is None:
+                    continue
+                order = AbortOrder(f"abort-{next(self._orders)}", request)
+                home.orders.append(order)
+                answer = home.unanswered[order.id] = Future()
+                answers.append(answer)
+                readers.append(home.reader)
+        for reader in readers:
+            reader.wake()
+        return answers
+
+    def aborted(self, front_end: str, order: str, count: int) -> None:
+        """Such an answer. One that comes too late is ignored."""
+        with self._lock:
+            home = self._front_ends.get(front_end)
+            answer = home.unanswered.pop(order, None) if home is not None else None
+        if answer is not None:
+            answer.set_result(count)
 
     def deliver(self, events: Sequence[TokenEvent]) -> None:
         """Put events where their front ends read them. From the step thread; never waits."""
@@ -132,7 +159,7 @@ class FrontEnds:
         for reader in readers.values():
             reader.wake()
 
-    async def stream(self, front_end: str) -> AsyncGenerator[list[TokenEvent], None]:
+    async def stream(self, front_end: str) -> AsyncGenerator[list[TokenEvent | AbortOrder], None]:
         """Batches, until the front end detaches, its lease ends, or another stream of its takes over."""
         reader = _Reader(asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
@@ -145,9 +172,12 @@ class FrontEnds:
             reader.ready.clear()
             with self._lock:
                 here = self._front_ends.get(front_end) is home and home.reader is reader
-                batch, home.pending = (home.pending, {}) if here else ({}, home.pending)
+                batch: list[TokenEvent | AbortOrder] = []
+                if here:
+                    batch = [*home.pending.values(), *home.orders]
+                    home.pending, home.orders = {}, []
             if batch:
-                yield list(batch.values())
+                yield batch
             elif here:
                 await reader.ready.wait()
             else:
@@ -160,8 +190,11 @@ class FrontEnds:
             mine = [entry for entry in self._requests.values() if entry.front_end == front_end]
             for entry in mine:
                 entry.cancelled = True
-        if gone is not None and gone.reader is not None:
-            gone.reader.wake()
+        if gone is not None:
+            for answer in gone.unanswered.values():
+                answer.set_result(0)
+            if gone.reader is not None:
+                gone.reader.wake()
         return [entry.id for entry in mine]
 
     def expire(self) -> list[str]:

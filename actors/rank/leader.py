@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 from torpor.actors.engine.protocol import Engine, InvalidPrompt, PromptTooLong
 from torpor.actors.messages import (
+    AbortOrder,
     Admission,
     AdmissionReply,
     FinishReason,
@@ -19,6 +20,8 @@ from torpor.actors.rank.front_ends import DuplicateRequest, FrontEnds
 from torpor.actors.rank.gate import Gate, GateFull
 from torpor.actors.rank.line import Line
 from torpor.actors.rank.request_spans import RequestSpans
+
+ORDER_S = 1.0  # for a front end to answer an order; one that has died is waited for no longer
 
 
 class Leader:
@@ -44,14 +47,24 @@ class Leader:
     async def cancel(self, front_end: str, request_ids: Sequence[str]) -> None:
         self._cancel_in_engine(self.front_ends.cancel(front_end, request_ids))
 
-    async def abort_requests(self, request: str | None) -> int:
-        """Also those that are on their way in: they end as soon as they are."""
+    async def abort_requests(self, front_end: str, request: str | None) -> int:
+        """Also those that are on their way in: they end as soon as they are.
+
+        Front ends that live have ended what waits there when this returns, so that it meets no later request.
+        """
         found = self.front_ends.ids(request)
         self.front_ends.cancel_all(found)
         self._cancel_in_engine(found)
-        return len(found)
+        answers = [asyncio.wrap_future(one) for one in self.front_ends.order_abort(front_end, request)]
+        if not answers:
+            return len(found)
+        told, _ = await asyncio.wait(answers, timeout=ORDER_S)
+        return len(found) + sum(answer.result() for answer in told)
 
-    def stream(self, front_end: str) -> AsyncIterator[list[TokenEvent]]:
+    async def aborted(self, front_end: str, order: str, count: int) -> None:
+        self.front_ends.aborted(front_end, order, count)
+
+    def stream(self, front_end: str) -> AsyncIterator[list[TokenEvent | AbortOrder]]:
         return self.front_ends.stream(front_end)
 
     async def renew(self, front_end: str) -> None:

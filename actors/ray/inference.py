@@ -13,6 +13,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from torpor.actors.messages import (
+    AbortOrder,
     Admission,
     AdmissionReply,
     FinishReason,
@@ -21,7 +22,15 @@ from torpor.actors.messages import (
     ModelState,
     TokenEvent,
 )
-from torpor.actors.ports import ContextTooLong, Control, GateClosed, InvalidRequest, LeaderLost, QueueFull
+from torpor.actors.ports import (
+    ContextTooLong,
+    Control,
+    EndWaiting,
+    GateClosed,
+    InvalidRequest,
+    LeaderLost,
+    QueueFull,
+)
 from torpor.actors.ray.calls import ActorGone, call, call_once, first_line
 from torpor.actors.ray.inbox import Inbox
 from torpor.actors.ray.lifeline import Cut, Lifeline
@@ -44,11 +53,19 @@ class LeaderGone(Exception):
         self.admitted = admitted
 
 
+def _nobody(request: str | None) -> int:
+    return 0
+
+
 class LeaderStream:
     """The connection to one leader: submits requests, sorts its events into inboxes, renews the lease."""
 
-    def __init__(self, handle: ActorHandle, front_end: str) -> None:
+    def __init__(
+        self, handle: ActorHandle, front_end: str, end_waiting: Callable[[str | None], int] = _nobody
+    ) -> None:
+        """end_waiting: of an order to abort; how many have waited."""
         self._handle = handle
+        self._end_waiting = end_waiting
         self.front_end = front_end
         self._inboxes: dict[str, Inbox] = {}
         self._submissions = Submissions(self._send)
@@ -86,7 +103,7 @@ class LeaderStream:
     async def abort_requests(self, request: str | None) -> int:
         """As Inference.abort_requests. Raises LeaderGone."""
         try:
-            return int(await call(self._handle, "abort_requests", request))
+            return int(await call(self._handle, "abort_requests", self.front_end, request))
         except (ActorGone, RayError, OSError) as error:
             raise LeaderGone(first_line(error)) from error
 
@@ -113,9 +130,12 @@ class LeaderStream:
         try:
             ahead = {"_generator_backpressure_num_objects": MAX_BATCHES_AHEAD}
             async for reference in self._handle.stream.options(**ahead).remote(self.front_end):
-                batch: list[TokenEvent] = await reference
+                batch: list[TokenEvent | AbortOrder] = await reference
                 for event in batch:
-                    if event.request in self._inboxes:
+                    if isinstance(event, AbortOrder):
+                        count = self._end_waiting(event.request)
+                        self._handle.aborted.remote(self.front_end, event.id, count)
+                    elif event.request in self._inboxes:
                         self._inboxes[event.request].put(event)
         except Exception as error:  # whatever has ended it: nobody must wait for events that do not come (G3)
             why = first_line(error)
@@ -140,7 +160,7 @@ class LeaderStream:
 
 
 class RayInference:
-    """An Inference. All its use is in one event loop."""
+    """An InferenceAtLeaders. All its use is in one event loop."""
 
     def __init__(
         self, namespace: str, control: Control, find: Callable[[str], ActorHandle] | None = None
@@ -150,6 +170,7 @@ class RayInference:
         self._front_end = f"front-{uuid.uuid4().hex[:12]}"
         self._streams: dict[str, LeaderStream] = {}
         self._made = 0
+        self._end_waiting: EndWaiting = lambda model, request: 0
         self._line = Lifeline()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -170,6 +191,9 @@ class RayInference:
             return await stream.abort_requests(request)
         except (GateClosed, LeaderGone):
             return 0  # nobody is inside
+
+    def on_abort(self, end: EndWaiting) -> None:
+        self._end_waiting = end
 
     def connections(self) -> tuple[LeaderStream, ...]:
         """To the leaders that were asked so far."""
@@ -205,7 +229,9 @@ class RayInference:
             return meanwhile  # whoever waited before this one has made it
         self._made += 1
         # Each connection is a front end of its own: nothing of a lost one can come back through the next.
-        fresh = self._streams[model] = LeaderStream(handle, f"{self._front_end}-{self._made}")
+        fresh = self._streams[model] = LeaderStream(
+            handle, f"{self._front_end}-{self._made}", lambda request: self._end_waiting(model, request)
+        )
         if stream is not None:
             # Not awaited: who comes later must not overtake this request.
             closing = asyncio.create_task(stream.close())

@@ -131,9 +131,17 @@ async def wake(asked: Asked) -> Operation | None:
 
 
 async def pause(asked: Asked) -> Operation:
-    """Where no mode is named, all these engines end what runs."""
+    """Where no mode is named, all these engines end what runs, and what waits to run."""
     drain = DrainSpec(asked.wish.mode or DrainMode.ABORT)
-    return await run(asked, asked.operation(Kind.PAUSE, tags=(), drain=drain))
+    paused = await run(asked, asked.operation(Kind.PAUSE, tags=(), drain=drain))
+    if drain.mode is DrainMode.ABORT:
+        await abort(asked)
+    return paused
+
+
+async def abort(asked: Asked, request: str | None = None) -> int:
+    """End this request, or all, wherever they run or wait; how many."""
+    return await context_of(asked.request).inference.abort_requests(asked.view.name, request)
 
 
 async def unpause(asked: Asked) -> Operation:
@@ -146,6 +154,8 @@ async def reset(asked: Asked, drain: DrainMode) -> Operation:
 
 
 async def update(asked: Asked, path: str, drain: DrainMode) -> Operation:
+    if drain is DrainMode.ABORT:
+        await abort(asked)
     return await run(
         asked, asked.operation(Kind.UPDATE, tags=("weights",), drain=DrainSpec(drain), weights_path=path)
     )

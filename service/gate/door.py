@@ -98,6 +98,14 @@ class Door:
                 self._on_their_way.add(visitor)
                 visitor.released.set_result(None)
 
+    def turn_away(self, visitor: Visitor, error: Exception) -> bool:
+        """This one alone; False: it does not wait."""
+        if visitor not in self._waiting or visitor.released is None or visitor.released.done():
+            return False
+        self._waiting.remove(visitor)
+        visitor.released.set_exception(error)
+        return True
+
     def refuse_all(self, error: Exception) -> None:
         waiting, self._waiting = self._waiting, []
         for visitor in waiting:

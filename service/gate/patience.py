@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 
+from torpor.actors.generation import is_meant
 from torpor.actors.messages import FinishReason, GenerateRequest, TokenEvent
-from torpor.actors.ports import Control, GateClosed, Inference, LeaderLost
+from torpor.actors.ports import Control, GateClosed, InferenceAtLeaders, LeaderLost
 from torpor.service.gate.door import Door, QueueCounts, Visitor
 from torpor.service.gate.gates import Gates
 from torpor.service.gate.keeper import ENDING, Keeper
@@ -16,32 +18,46 @@ from torpor.service.gate.policy import POLICIES, Answer, WhenClosed
 class PatientInference:
     """An Inference over another one. Requests that may wait do so here, at the front end, in order."""
 
-    def __init__(self, inner: Inference, control: Control, gates: Gates, counts: QueueCounts) -> None:
+    def __init__(
+        self, inner: InferenceAtLeaders, control: Control, gates: Gates, counts: QueueCounts
+    ) -> None:
         self._inner = inner
         self._gates = gates
         self._counts = counts
         self._keeper = Keeper(control)
         self._doors: dict[str, Door] = {}
+        self._attempts: set[_Attempts] = set()
+        inner.on_abort(self._end_waiting)
 
     async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """As Inference.generate. A request that was lost before its first token is submitted once more."""
         door = await self._door(model)
         attempts = _Attempts(request, door, door.arrive())
+        self._attempts.add(attempts)
+        try:
+            async with aclosing(self._tried(attempts, door)) as events:
+                async for event in events:
+                    yield event if event.request == request.id else replace(event, request=request.id)
+        except Aborted:
+            yield TokenEvent(request.id, finish_reason=FinishReason.ABORT)
+        finally:
+            self._attempts.discard(attempts)
+
+    async def _tried(self, attempts: _Attempts, door: Door) -> AsyncGenerator[TokenEvent, None]:
         begun = ended = False  # it has said something; all that it has to say
         while not ended:
             await attempts.turn()
-            events = self._inner.generate(model, attempts.asked)
-            entered = lost = False
+            events = self._inner.generate(door.model, attempts.asked)
+            lost = False
             try:
                 async for event in events:
                     if not begun and attempts.is_lost(event):
                         lost = True
                         break
-                    if not entered:
-                        entered = True
-                        door.entered(attempts.visitor)
+                    if not attempts.inside:
+                        attempts.enter()
                     begun = begun or not event.silent
-                    yield event if event.request == request.id else replace(event, request=request.id)
+                    yield event
                 ended = not lost
             except LeaderLost as gone:
                 attempts.lost(gone)
@@ -55,8 +71,11 @@ class PatientInference:
                 await _close(events)
 
     async def abort_requests(self, model: str, request: str | None) -> int:
-        """At the leader: who waits here has not been let in."""
-        return await self._inner.abort_requests(model, request)
+        """Here those that wait, at the leader all others."""
+        return self._end_waiting(model, request) + await self._inner.abort_requests(model, request)
+
+    def _end_waiting(self, model: str, request: str | None) -> int:
+        return sum(one.abort() for one in list(self._attempts) if one.is_of(model, request))
 
     async def close(self, why: str = ENDING) -> None:
         """Who waits is refused with it, who runs is told by the Inference below."""
@@ -76,6 +95,10 @@ class PatientInference:
         return door
 
 
+class Aborted(Exception):
+    """Somebody has asked that this request end, before it was let in."""
+
+
 class _Attempts:
     """One request's: when it may try, with which id, and whether it may again."""
 
@@ -88,11 +111,36 @@ class _Attempts:
         self._tries = 0
         self._was_lost = False
         self._reason = ""  # why it has to wait now
+        self.inside = False  # known at the leader, where it can be aborted
+        self._aborted = False
+
+    def is_of(self, model: str, request: str | None) -> bool:
+        return self.door.model == model and is_meant(self._request.id, request)
+
+    def abort(self) -> bool:
+        """Whether it waits here. One that is on its way in ends by itself, or at the leader."""
+        if self.inside or self._aborted:
+            return False
+        self._aborted = True
+        return self.door.turn_away(self.visitor, Aborted())
+
+    def enter(self) -> None:
+        """Raises Aborted where it came to that meanwhile."""
+        self._check()
+        self.inside = True
+        self.door.entered(self.visitor)
+
+    def _check(self) -> None:
+        if self._aborted:
+            raise Aborted
 
     async def turn(self) -> None:
+        self.inside = False
+        self._check()
         if self._reason or self.door.busy:
             reason, self._reason = self._reason, ""
             await self.door.wait(self.visitor, reason)
+            self._check()
 
     def refused(self, closed: GateClosed) -> None:
         """At the gate. Raises it again unless the policy lets it wait."""

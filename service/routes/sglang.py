@@ -22,6 +22,7 @@ from torpor.service.dialects.carrying import (
     MODE,
     TAGS,
     Asked,
+    abort,
     answer,
     hear,
     pause,
@@ -86,14 +87,16 @@ async def continue_generation(request: Request) -> Response:
 
 @router.post("/abort_request", openapi_extra=json_body(AbortBody))
 async def abort_request(request: Request) -> Response:
-    """End requests with what they have so far: the one of this `rid`, which is its answer's id, or all that run."""
+    """End requests with what they have so far: the one of this `rid`, which is its answer's id, or all.
+
+    Those that wait for a closed gate end, too, at every front end.
+    """
     asked = await hear(request, Dialect.SGLANG, frozenset({"rid", "abort_all"}))
     rid, everything = asked.tree.get("rid"), asked.tree.get("abort_all") is True
     if not everything and not (isinstance(rid, str) and rid):
         hint = 'Send {"rid": "chatcmpl-…"}, or {"abort_all": true}.'
         raise Problem(422, Code.INVALID_FIELD, "Neither `rid` nor `abort_all` says what to abort.", hint=hint)
-    inference = context_of(request).inference
-    count = await to_its_end(inference.abort_requests(asked.view.name, None if everything else str(rid)))
+    count = await to_its_end(abort(asked, None if everything else str(rid)))
     return answer(asked, None, {"aborted_requests": count})
 
 

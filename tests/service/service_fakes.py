@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from torpor.actors.messages import FinishReason, GateReason, GenerateRequest, TokenEvent, TokenLogprob
-from torpor.actors.ports import GateClosed, InvalidRequest, LeaderLost, QueueFull
+from torpor.actors.ports import EndWaiting, GateClosed, InvalidRequest, LeaderLost, QueueFull
 
 
 @dataclass
@@ -35,13 +35,17 @@ class MemoryInference:
     aborted: set[str] = field(default_factory=set)
     ended: bool = False  # as a front end whose connection to its leaders is closed
     why: str = ""
+    waiting: list[EndWaiting] = field(default_factory=list)  # one of each front end over this
+
+    def on_abort(self, end: EndWaiting) -> None:
+        self.waiting.append(end)
 
     async def abort_requests(self, model: str, request: str | None) -> int:
         if model not in self.models:
             raise KeyError(model)
         found = {one for one in self.running if request in (None, one) or one.startswith(f"{request}/")}
         self.aborted |= found
-        return len(found)
+        return len(found) + sum(end(model, request) for end in self.waiting)
 
     async def close(self, why: str = "this front end is ending") -> None:
         self.ended, self.why = True, why

@@ -23,6 +23,7 @@ from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.coordinator import Coordinator
 from torpor.actors.coordinator.journal import Journal
 from torpor.actors.messages import FinishReason, GenerateRequest, TokenEvent
+from torpor.actors.ports import EndWaiting
 from torpor.actors.ray import inference as connection
 from torpor.actors.ray.inbox import Inbox
 from torpor.actors.ray.inference import RayInference, raise_unless_admitted
@@ -144,7 +145,10 @@ class CoreInference:
         self._rank = rank
 
     async def abort_requests(self, model: str, request: str | None) -> int:
-        return await self._rank.core.abort_requests(request)
+        return await self._rank.core.abort_requests("front", request)
+
+    def on_abort(self, end: EndWaiting) -> None:
+        """There is no other front end."""
 
     async def generate(self, model: str, request: GenerateRequest) -> AsyncIterator[TokenEvent]:
         front_end, inbox, ended = f"front-{request.id}", Inbox(), False
@@ -153,6 +157,7 @@ class CoreInference:
             async with aclosing(self._rank.core.stream(front_end)) as batches:
                 async for batch in batches:
                     for event in batch:
+                        assert isinstance(event, TokenEvent)
                         inbox.put(event)
 
         (reply,) = await self._rank.core.submit(front_end, [request])

@@ -116,11 +116,11 @@ async def test_requests_are_aborted_by_id_or_all_and_the_gate_stays_open(bench: 
     for name in names:
         assert await bench.admit(replace(bench.request(tokens=100_000), id=name)) == ["admitted"]
     await asyncio.sleep(0.05)
-    assert await bench.core.abort_requests("a") == 2
+    assert await bench.core.abort_requests("front", "a") == 2
     assert (await bench.read("a/1"))[-1].finish_reason is FinishReason.ABORT
     assert (await bench.status()).live_sequences == 2
-    assert await bench.core.abort_requests("nobody") == 0
-    assert await bench.core.abort_requests(None) == 2
+    assert await bench.core.abort_requests("front", "nobody") == 0
+    assert await bench.core.abort_requests("front", None) == 2
     assert (await bench.read("other"))[-1].finish_reason is FinishReason.ABORT
     status = await bench.status()
     assert (status.gate_open, status.live_sequences) == (True, 0)
