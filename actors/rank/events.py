@@ -8,5 +8,10 @@ from torpor.actors.messages import TokenEvent
 
 
 def merged(first: TokenEvent, second: TokenEvent) -> TokenEvent:
-    """Both events of one request as one: text and tokens joined, the rest from the later."""
-    return replace(second, text=first.text + second.text, token_ids=first.token_ids + second.token_ids)
+    """Both events of one request as one: text, tokens and their logprobs joined, the rest from the later."""
+    return replace(
+        second,
+        text=first.text + second.text,
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=first.logprobs + second.logprobs,
+    )

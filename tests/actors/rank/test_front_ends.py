@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from torpor.actors.messages import FinishReason, TokenEvent
+from torpor.actors.messages import FinishReason, TokenEvent, TokenLogprob
 from torpor.actors.rank.front_ends import DuplicateRequest, FrontEnds
 
 
@@ -75,12 +75,13 @@ async def test_events_from_another_thread_reach_the_front_end_that_asked(front_e
 async def test_what_a_slow_reader_missed_is_merged_and_nothing_is_lost(front_ends: FrontEnds) -> None:
     front_ends.add("one", "a")
     for i in range(1000):
-        front_ends.deliver([TokenEvent("a", "x", (i,))])
+        front_ends.deliver([TokenEvent("a", "x", (i,), logprobs=(TokenLogprob(i, "x", -i),))])
     front_ends.deliver([TokenEvent("a", "!", (), FinishReason.STOP, completion_tokens=1000)])
     batch = await anext(front_ends.stream("one"))
     assert len(batch) == 1, "what waits is bounded by requests, not by steps"
     assert batch[0].text == "x" * 1000 + "!"
     assert batch[0].token_ids == tuple(range(1000))
+    assert [one.logprob for one in batch[0].logprobs] == [-i for i in range(1000)]
     assert batch[0].finish_reason is FinishReason.STOP
     assert batch[0].completion_tokens == 1000
 
