@@ -28,7 +28,10 @@ class EngineConfig:
     max_waiting: int = 1024
     step_tokens: int = 512  # prefill tokens in one step
     attention: str = "auto"  # auto | torch | triton
-    cuda_graphs: str = "auto"  # auto | off: of decoding, on CUDA devices
+    cuda_graphs: str = (
+        "auto"  # auto | on | off: of decoding, on CUDA devices; on: also where no GPU has tried it yet
+    )
+    collectives: str = "auto"  # auto | gloo: of several ranks; auto = NCCL where each has a GPU of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +163,7 @@ class RankSpec:
     device: DeviceConfig
     device_index: int  # which host device or CUDA ordinal, unless device_id says
     host_pool_bytes: int  # this rank's share
-    process_group: str = ""  # "host:port" of the gloo/nccl store; "" when tensor_parallel is 1
+    process_group: str = ""  # "host:port" of the store where ranks meet; "" when tensor_parallel is 1
     step_channel: str = ""  # "host:port" where the leader listens for its followers
     channel_key: bytes = b""
     epoch: int = 0

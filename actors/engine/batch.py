@@ -67,11 +67,6 @@ class Pages:
         self.tokens_per_block = manager.tokens_per_block
         self.device = device
 
-    def synchronize(self) -> None:
-        """Until what was computed lies in the pages: the manager copies and moves them on streams of its own."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
     def forwards(self, chunks: SequenceOf[Chunk]) -> list[list[int]]:
         """Which chunks may share a forward, by index. States of sequences that read prompts would run together."""
         if not self.states:

@@ -1,7 +1,8 @@
-"""What captured forwards of one new token each read: numbers and page tables at addresses that never change.
+"""What captured forwards of one new token a line read: numbers and page tables at addresses that never change.
 
-They are filled before each replay. Lines that a bucket has too many repeat the last sequence: it is then computed and
-written more than once, with the same result.
+They are filled before each replay. A line is a token of a sequence; several of one sequence see each other's K and V,
+which are all written before anything is read. Lines that a bucket has too many repeat the last one: it is then computed
+and written more than once, with the same result.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class DecodeInputs:
     def __init__(
         self,
         pages: Pages,
-        most_sequences: int,
+        most_lines: int,
         most_tokens: int,
         make_memory: MakeMemory,
         make_reads: MakeReads,
@@ -42,9 +43,9 @@ class DecodeInputs:
         self._make_reads = make_reads
         cycles, blocks = len(pages.cycles), -(-most_tokens // pages.tokens_per_block)
         shapes = (
-            (FIRST_CYCLE + cycles, most_sequences),
-            (most_sequences, 4),
-            (cycles, most_sequences, blocks),
+            (FIRST_CYCLE + cycles, most_lines),
+            (most_lines, 4),
+            (cycles, most_lines, blocks),
         )
         sizes = [prod(shape) * width for shape, width in zip(shapes, (8, 4, 4), strict=True)]
         numbers, tiles, tables = torch.split(make_memory(sum(sizes))[: sum(sizes)], sizes)
@@ -55,11 +56,16 @@ class DecodeInputs:
         self._new_numbers = torch.zeros(shapes[0], dtype=torch.int64, pin_memory=pinned)
         self._new_tiles = torch.zeros(shapes[1], dtype=torch.int32, pin_memory=pinned)
         self._new_tables = torch.zeros(shapes[2], dtype=torch.int32, pin_memory=pinned)
-        self._new_numbers[LINES] = torch.arange(most_sequences)
-        self._new_tiles[:, 0] = torch.arange(most_sequences)
+        self._new_numbers[LINES] = torch.arange(most_lines)
+        self._new_tiles[:, 0] = torch.arange(most_lines)
         self._new_tiles[:, 1] = 1
-        self._new_tiles[:, 3] = torch.arange(most_sequences)
-        self._send(most_sequences)  # one token in the first slot: what a capture computes
+        self._new_tiles[:, 3] = torch.arange(most_lines)
+        self._send(most_lines)  # one token in the first slot: what a capture computes
+
+    @property
+    def has_states(self) -> bool:
+        """Then a line must be of a sequence of its own."""
+        return bool(self._pages.states)
 
     def batch(self, lines: int) -> PagedBatch:
         """Of the first `lines` lines, by views."""
@@ -88,33 +94,36 @@ class DecodeInputs:
         )
 
     def fill(self, chunks: SequenceOf[Chunk], tables: SequenceOf[Tables], lines: int) -> None:
-        """chunks: one token each, at most `lines`; the step before must have been computed. tables: as in Pages.batch."""
+        """chunks: of at most `lines` tokens together, one each where there are states; the step before must have been
+        computed. tables: as in Pages.batch."""
         numbers, tiles, new_tables = (
             tensor.numpy() for tensor in (self._new_numbers, self._new_tiles, self._new_tables)
         )
-        size, count = self._pages.tokens_per_block, len(chunks)
-        starts = np.array([chunk.start for chunk in chunks])
-        numbers[TOKENS, :count] = [chunk.tokens[0] for chunk in chunks]
-        numbers[POSITIONS, :count] = starts
-        numbers[OFFSETS, :count] = starts % size
+        size, counts = self._pages.tokens_per_block, [len(chunk.tokens) for chunk in chunks]
+        used, ends = sum(counts), np.cumsum(counts)
+        positions = np.repeat([chunk.start for chunk in chunks] - ends + counts, counts) + np.arange(used)
+        numbers[TOKENS, :used] = [token for chunk in chunks for token in chunk.tokens]
+        numbers[POSITIONS, :used] = positions
+        numbers[OFFSETS, :used] = positions % size
         for index, cycle in self._pages.cycles:
             slots = numbers[FIRST_CYCLE + index]
-            for line, (chunk, of_sequence) in enumerate(zip(chunks, tables, strict=True)):
-                table, block = of_sequence[index], chunk.start // size
+            for row, (count, end, of_sequence) in enumerate(zip(counts, ends, tables, strict=True)):
+                table = of_sequence[index]
                 if cycle["kind"] == "state":
-                    slots[line] = table[0]
+                    slots[row] = table[0]
                     continue
-                new_tables[index, line, : block + 1] = table[: block + 1]
-                slots[line] = table[block]
-            if slots[:count].min() < 0:
+                blocks = positions[end - count : end] // size
+                new_tables[index, row, : blocks[-1] + 1] = table[: blocks[-1] + 1]
+                slots[end - count : end] = table[blocks]
+            if slots[:used].min() < 0:
                 raise AssertionError("a token lies beyond the pages of its sequence")
-        tiles[:count, 2], tiles[:count, 3] = starts, np.arange(count)
+        tiles[:used, 2], tiles[:used, 3] = positions, np.repeat(np.arange(len(chunks)), counts)
         for filled in (numbers[:LINES], numbers[FIRST_CYCLE:], tiles[:, 2:].T):
-            filled[:, count:lines] = filled[:, count - 1 : count]
-        self._send(count)
+            filled[:, used:lines] = filled[:, used - 1 : used]
+        self._send(len(chunks))
 
     def _send(self, count: int) -> None:
-        """Further lines read the tables of the last one of the first `count`."""
+        """No line reads the tables of more than the first `count` sequences."""
         self._numbers.copy_(self._new_numbers, non_blocking=True)
         self._tiles.copy_(self._new_tiles, non_blocking=True)
         for there, here in zip(self._tables, self._new_tables, strict=True):

@@ -13,7 +13,7 @@ from torpor.actors.engine.channel import FollowerChannel, LeaderChannel
 from torpor.actors.engine.decoding import give_graphs
 from torpor.actors.engine.errors import ModelRefused
 from torpor.actors.engine.follower import FollowerLoop
-from torpor.actors.engine.group import RankGroup
+from torpor.actors.engine.group import GLOO, NCCL, RankGroup
 from torpor.actors.engine.layers import has_kind, layer_specs, longest_text_tokens
 from torpor.actors.engine.leader import LeaderLoop
 from torpor.actors.engine.loader import LoadedModel, load_model
@@ -25,6 +25,7 @@ from torpor.actors.engine.runner import ModelRunner
 from torpor.actors.engine.scheduler import Limits, Scheduler
 from torpor.actors.engine.sequences import SequenceBook
 from torpor.actors.engine.shard import shard
+from torpor.actors.engine.waiting import until_computed
 from torpor.actors.engine.weights import Target, open_reader
 from torpor.actors.messages import GenerateRequest, RestoreMode
 from torpor.native import Device, KvManager, LayerSpec, Ledger
@@ -36,7 +37,7 @@ STEP_TIMEOUT_S = 120.0  # of one collective, or of a follower's answer
 
 
 class TransformersEngine:
-    """See protocol.Engine. Tensor parallelism runs over gloo, one process a rank."""
+    """See protocol.Engine. Tensor parallelism: one process a rank, sums over NCCL or gloo (group.py)."""
 
     def __init__(
         self,
@@ -53,13 +54,21 @@ class TransformersEngine:
         self._device = device
         self._join_timeout_s = join_timeout_s
         self._step_timeout_s = step_timeout_s
-        ranks = spec.model.tensor_parallel
-        self._group = RankGroup(spec.process_group, spec.rank, ranks, join_timeout_s, step_timeout_s)
+        self._group = RankGroup(
+            spec.process_group,
+            spec.rank,
+            spec.model.tensor_parallel,
+            join_timeout_s,
+            step_timeout_s,
+            gpu=device.id if device.kind == "cuda" and spec.model.engine.collectives != GLOO else "",
+            device=self._torch_device(),
+        )
         self._model: LoadedModel | None = None
         self._rereading: Rereading | None = None
         self._adopted: Adopted | None = None
         self._manager: KvManager | None = None
         self._book: SequenceBook | None = None
+        self._runner: ModelRunner | None = None
         self._loop: LeaderLoop | FollowerLoop | None = None
         # Why it decodes without CUDA graphs; "": it has them.
         self.graphs_off = "the model is not loaded"
@@ -77,15 +86,17 @@ class TransformersEngine:
         pages = Pages(manager, specs, self._torch_device(), reader)
         leads = spec.rank == 0
         book = SequenceBook(manager, record=leads and ranks > 1)
-        runner = ModelRunner(model.module, pages, book, makes_logits=leads)
-        self._model, self._manager, self._book = model, manager, book
-        self.graphs_off = give_graphs(
-            spec.model, model.config, model.context_tokens, pages, runner, self._ledger, reader.name
-        )
+        runner = ModelRunner(model.module, pages, book, leads, self._step_computed)
+        self._model, self._manager, self._book, self._runner = model, manager, book, runner
         try:
+            self._group.join()
+            self.graphs_off = give_graphs(
+                spec.model, model, pages, runner, self._ledger, reader.name, self._group
+            )
             self._loop = self._lead(book, runner) if leads else self._follow(book, runner)
         except BaseException:
-            self._group.leave()
+            runner.close()
+            self._group.abort()
             raise
 
     def _lead(self, book: SequenceBook, runner: ModelRunner) -> LeaderLoop:
@@ -93,7 +104,6 @@ class TransformersEngine:
         followers = spec.model.tensor_parallel - 1
         channel = LeaderChannel(spec.step_channel, spec.channel_key, followers, self._step_timeout_s)
         try:
-            self._group.join()
             channel.connect()
         except BaseException:
             channel.close()
@@ -105,7 +115,7 @@ class TransformersEngine:
             channel,
             max_waiting=engine.max_waiting,
             synchronize=self._synchronize,
-            leave_group=self._group.leave,
+            leave_group=self._group.abort,
         )
 
     def _limits(self) -> Limits:
@@ -121,9 +131,8 @@ class TransformersEngine:
 
     def _follow(self, book: SequenceBook, runner: ModelRunner) -> FollowerLoop:
         spec = self._spec
-        self._group.join()
         channel = FollowerChannel(spec.step_channel, spec.channel_key, spec.rank, self._join_timeout_s)
-        return FollowerLoop(book, runner, channel, self._synchronize, self._group.leave)
+        return FollowerLoop(book, runner, channel, self._synchronize, self._group.abort)
 
     def start(self, sink: EventSink) -> None:
         loop = self._loaded()
@@ -157,6 +166,11 @@ class TransformersEngine:
     def attention(self) -> str:
         """The implementation that it has chosen, as `engine.attention` names it."""
         return make_reader(self._spec.model.engine.attention, self._device.kind).name
+
+    @property
+    def collectives(self) -> str:
+        """By what the ranks add up: nccl or gloo; "": there is but one."""
+        return self._group.backend if self._spec.model.tensor_parallel > 1 else ""
 
     def quiesce(self, timeout_s: float) -> int:
         return self._loaded().quiesce(timeout_s)
@@ -232,8 +246,10 @@ class TransformersEngine:
     def close(self) -> None:
         if self._loop is not None:
             self._loop.close()
+        if self._runner is not None:
+            self._runner.close()
         self._group.leave()
-        self._loop = self._model = self._adopted = self._manager = self._book = None
+        self._loop = self._runner = self._model = self._adopted = self._manager = self._book = None
 
     def _make_manager(self, model: LoadedModel, specs: list[LayerSpec]) -> KvManager:
         cache = self._spec.model.kv_cache
@@ -255,6 +271,13 @@ class TransformersEngine:
     def _synchronize(self) -> None:
         if self._device.kind == "cuda":
             torch.cuda.synchronize(self._torch_device())
+
+    def _step_computed(self) -> None:
+        """Until the step lies in the pages: the manager copies and moves them on streams of its own."""
+        if self._group.backend == NCCL:
+            until_computed(self._torch_device(), self._step_timeout_s)
+        else:
+            self._synchronize()
 
     def _loaded(self) -> LeaderLoop | FollowerLoop:
         if self._loop is None:

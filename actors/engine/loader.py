@@ -19,6 +19,7 @@ from torpor.actors.engine.decode_graphs import check_setting
 from torpor.actors.engine.errors import ModelRefused
 from torpor.actors.engine.families import check_config
 from torpor.actors.engine.gguf_reading import parsed_once
+from torpor.actors.engine.group import check_collectives
 from torpor.actors.engine.source import LoadFormat, ModelSource, resolve
 from torpor.actors.engine.tokenizer import ByteTokenizer, PretrainedTokenizer, Tokenizer
 
@@ -42,6 +43,7 @@ def load_model(engine: EngineConfig, tensor_parallel: int, device_kind: str) -> 
     source = resolve(engine)
     check_implementation(engine.attention, device_kind)
     check_setting(engine.cuda_graphs)
+    check_collectives(engine.collectives)
     register()
     with _quiet(), parsed_once():
         config = _config(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
@@ -16,36 +17,57 @@ from torpor.actors.engine.sequences import SequenceBook
 class ModelRunner:
     """Runs forwards in the thread that calls it. All ranks run the same chunks; only the leader makes logits."""
 
-    def __init__(self, module: Any, pages: Pages, book: SequenceBook, makes_logits: bool) -> None:
+    def __init__(
+        self,
+        module: Any,
+        pages: Pages,
+        book: SequenceBook,
+        makes_logits: bool,
+        synchronize: Callable[[], None],
+    ) -> None:
+        """synchronize: waits until what was computed lies in the pages."""
         self._module = module
         self._pages = pages
         self._book = book
         self._makes_logits = makes_logits
+        self._synchronize = synchronize
         self._graphs: DecodeGraphs | None = None
 
     @torch.inference_mode()
     def capture(self, graphs: DecodeGraphs) -> None:
         """Decode by these from now on. Before there are sequences."""
         graphs.capture_all(self._run)
-        self._pages.synchronize()
+        self._synchronize()
         self._graphs = graphs
+
+    def close(self) -> None:
+        """Let graphs go. It is used no more."""
+        if self._graphs is not None:
+            self._graphs.close()
 
     @torch.inference_mode()
     def forward(self, chunks: SequenceOf[Chunk]) -> torch.Tensor | None:
         """Write the chunks' K, V and states. Returns (n, vocabulary) for those that want logits, None on followers."""
+        parts = self._pages.forwards(chunks)
+        if len(parts) == 1:  # of all, in their order
+            logits = self._forward(chunks)
+            self._synchronize()
+            return logits
         rows: dict[int, torch.Tensor] = {}
-        for indices in self._pages.forwards(chunks):
-            together = [chunks[index] for index in indices]
-            tables = [self._book.tables(chunk.key) for chunk in together]
-            if self._graphs is not None and self._graphs.fits(together):
-                logits: torch.Tensor | None = self._graphs.replay(together, tables)
-            else:
-                logits = self._run(self._pages.batch(together, tables))
+        for indices in parts:
+            logits = self._forward([chunks[index] for index in indices])
             if logits is not None:
                 wanted = [index for index in indices if chunks[index].wants_logits]
+                # A replay's are good until the next one; there is one part for it, the last.
                 rows |= dict(zip(wanted, logits, strict=True))
-        self._pages.synchronize()
+        self._synchronize()
         return torch.stack([rows[index] for index in sorted(rows)]) if rows else None
+
+    def _forward(self, chunks: SequenceOf[Chunk]) -> torch.Tensor | None:
+        tables = [self._book.tables(chunk.key) for chunk in chunks]
+        if self._graphs is not None and self._graphs.fits(chunks):
+            return self._graphs.replay(chunks, tables)
+        return self._run(self._pages.batch(chunks, tables))
 
     def _run(self, batch: PagedBatch) -> torch.Tensor | None:
         """(n, vocabulary) for the batch's logit_rows; None when there are none, and on followers."""

@@ -58,6 +58,7 @@ class EngineSettings(_Section):
     step_tokens: Annotated[int, Field(gt=0)] = 512
     attention: str = "auto"
     cuda_graphs: str = "off"
+    collectives: str = "auto"
 
 
 class KvCacheSettings(_Section):

@@ -58,6 +58,8 @@ def _answer(host: EngineHost, call: str, arguments: tuple[Any, ...], keywords: d
         return host.engine._manager.stats()  # type: ignore[attr-defined]
     if call in ("sleep", "wake"):
         return getattr(host, call)(*arguments, **keywords)
+    if call == "value":
+        return getattr(host.engine, *arguments)
     if call == "skew":  # make this rank's manager unlike the others'
         return host.engine._manager.forget_prefixes()  # type: ignore[attr-defined]
     return getattr(host.engine, call)(*arguments, **keywords)
