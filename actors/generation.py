@@ -37,7 +37,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """Exactly one of prompt, token_ids, messages. scope: whose prefixes may be shared (K: security boundary)."""
+    """Exactly one of prompt, token_ids, messages. scope: whose prefixes may be shared (K: security boundary).
+
+    probe: it is to show whether the model answers; it keeps none from being idle, and is no request to abort.
+    """
 
     id: str
     prompt: str | None = None
@@ -46,6 +49,7 @@ class GenerateRequest:
     sampling: Sampling = field(default_factory=Sampling)
     scope: str = ""
     traceparent: str = ""  # W3C, of the span beneath which it is traced
+    probe: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,14 @@ class DuplicateRequest(Exception):
 
 @dataclass(slots=True)
 class Request:
-    """One request from its arrival to its last event. cancelled: its front end or client is gone."""
+    """One request from its arrival to its last event. cancelled: its front end or client is gone.
+
+    probe: as of GenerateRequest.
+    """
 
     id: str
     front_end: str
+    probe: bool = False
     cancelled: bool = False
 
 
@@ -69,16 +73,17 @@ class FrontEnds:
         self._orders = itertools.count(1)
 
     def idle_s(self) -> float:
-        """Since the last request came or ended; 0 while any is here."""
+        """Since the last request came or ended; 0 while any is here. Probes are none."""
         with self._lock:
-            return 0.0 if self._requests else self._clock() - self._quiet_since
+            busy = any(not one.probe for one in self._requests.values())
+            return 0.0 if busy else self._clock() - self._quiet_since
 
     def renew(self, front_end: str) -> None:
         """Begin or lengthen the lease."""
         with self._lock:
             self._renew(front_end)
 
-    def add(self, front_end: str, request: str) -> Request:
+    def add(self, front_end: str, request: str, probe: bool = False) -> Request:
         """Note a request that arrives. Raises DuplicateRequest."""
         with self._lock:
             if request in self._requests:
@@ -86,7 +91,7 @@ class FrontEnds:
                     f"a request with the id {request!r} is still running; choose another id"
                 )
             self._renew(front_end)
-            entry = self._requests[request] = Request(request, front_end)
+            entry = self._requests[request] = Request(request, front_end, probe)
             return entry
 
     def remove(self, request: str) -> None:
@@ -106,7 +111,7 @@ class FrontEnds:
     def ids(self, request: str | None) -> list[str]:
         """Of what is here: the request of this id and all `id/…`, or every one."""
         with self._lock:
-            return [one for one in self._requests if is_meant(one, request)]
+            return [name for name, one in self._requests.items() if is_meant(name, request) and not one.probe]
 
     def cancel_all(self, requests: Iterable[str]) -> None:
         """Mark them as cancelled, whoever asked for them."""
@@ -205,7 +210,8 @@ class FrontEnds:
         return [request for name in gone for request in self.detach(name)]
 
     def _forget(self, request: str) -> None:
-        if self._requests.pop(request, None) is not None:
+        gone = self._requests.pop(request, None)
+        if gone is not None and not gone.probe:
             self._quiet_since = self._clock()
 
     def _renew(self, front_end: str) -> None:

@@ -109,7 +109,7 @@ class Leader:
         if engine is None or closed is not None:
             return AdmissionReply(request.id, Admission.CLOSED, closed or GateReason.LOADING)
         try:
-            entry = self.front_ends.add(front_end, request.id)
+            entry = self.front_ends.add(front_end, request.id, request.probe)
         except DuplicateRequest as error:
             return AdmissionReply(request.id, Admission.INVALID, detail=str(error))
         try:

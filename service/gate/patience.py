@@ -13,6 +13,7 @@ from torpor.service.gate.door import Door, QueueCounts, Visitor
 from torpor.service.gate.gates import Gates
 from torpor.service.gate.keeper import ENDING, Keeper
 from torpor.service.gate.policy import POLICIES, Answer, WhenClosed
+from torpor.service.gate.pulse import Pulse
 
 
 class PatientInference:
@@ -27,10 +28,19 @@ class PatientInference:
         self._keeper = Keeper(control)
         self._doors: dict[str, Door] = {}
         self._attempts: set[_Attempts] = set()
+        self.pulse = Pulse()
         inner.on_abort(self._end_waiting)
 
     async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        """As Inference.generate. A request that was lost before its first token is submitted once more."""
+        """As Inference.generate. A request that was lost before its first token is submitted once more.
+
+        Not so a probe: it waits for nobody, and nobody is woken for it.
+        """
+        if request.probe:
+            async with aclosing(_events(self._inner.generate(model, request))) as events:
+                async for event in events:
+                    yield event
+            return
         door = await self._door(model)
         attempts = _Attempts(request, door, door.arrive())
         self._attempts.add(attempts)
@@ -57,6 +67,8 @@ class PatientInference:
                     if not attempts.inside:
                         attempts.enter()
                     begun = begun or not event.silent
+                    if event.token_ids:
+                        self.pulse.beat(door.model)
                     yield event
                 ended = not lost
             except LeaderLost as gone:
@@ -165,6 +177,14 @@ class _Attempts:
             return False
         self.lost(LeaderLost(first.error, admitted=True))
         return True
+
+
+async def _events(events: AsyncIterator[TokenEvent]) -> AsyncGenerator[TokenEvent, None]:
+    try:
+        async for event in events:
+            yield event
+    finally:
+        await _close(events)
 
 
 async def _close(events: AsyncIterator[TokenEvent]) -> None:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from torpor.actors.messages import DrainMode, RejectCode
+from torpor.actors.ports import GateClosed
 from torpor.service.context import context_of
 from torpor.service.dialects.bodies import (
     AbortBody,
@@ -35,7 +36,9 @@ from torpor.service.dialects.carrying import (
 )
 from torpor.service.dialects.dialect import Dialect
 from torpor.service.docs import json_body
+from torpor.service.gate.pulse import Mute, make_token
 from torpor.service.problems import Code, Problem
+from torpor.service.sse import while_connected
 
 router = APIRouter(tags=["drop-in"])
 _UPDATE = frozenset({"model_path", "abort_all_requests"})
@@ -122,7 +125,10 @@ async def flush_cache(request: Request) -> Response:
 
 @router.get("/health_generate", openapi_extra=query_parameters("model", "id"))
 async def health_generate(request: Request) -> Response:
-    """200 while requests are let in. Looks at the gate: it makes no token, and wakes nothing."""
+    """200 once the model has made a token, for this probe or for somebody else; 503 where it sleeps, or makes none.
+
+    It wakes nothing, waits for no gate, and keeps no model from being idle.
+    """
     asked = await hear(request, Dialect.SGLANG)
     context = context_of(request)
     try:
@@ -133,6 +139,13 @@ async def health_generate(request: Request) -> Response:
     broken = next((f"rank {rank.rank}: {rank.error}" for rank in view.ranks if rank.error), "")
     if broken or not view.gate_open:
         raise _unhealthy(asked, broken or str(view.gate_reason))
+    probing = make_token(context.inference, view.name, f"probe-{context.new_id()}", context.token_timeout_s)
+    try:
+        await while_connected(request, probing)
+    except GateClosed as closed:
+        raise _unhealthy(asked, str(closed.reason)) from None
+    except Mute as mute:
+        raise _unhealthy(asked, str(mute), Code.GENERATION_FAILED) from None
     return Response(status_code=200)
 
 
@@ -140,9 +153,9 @@ def _ok(what: str) -> dict[str, Any]:
     return {"status": "ok", "message": f"generation is {what}"}
 
 
-def _unhealthy(asked: Asked, why: str) -> Problem:
+def _unhealthy(asked: Asked, why: str, code: Code = Code.GATE_CLOSED) -> Problem:
     detail = f"{asked.view.name!r} serves nobody now: {why}."
-    return Problem(503, Code.GATE_CLOSED, detail, hint="Look at GET /models; wake it if it is asleep.")
+    return Problem(503, code, detail, hint="Look at GET /models; wake it if it is asleep.")
 
 
 def _not_updated(status: int, code: Code, detail: str, hint: str) -> Problem:

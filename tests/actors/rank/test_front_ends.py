@@ -48,6 +48,21 @@ def test_idle_is_the_time_since_the_last_request_came_or_ended(front_ends: Front
     assert front_ends.idle_s() == 7
 
 
+def test_a_probe_keeps_no_model_from_being_idle_and_is_no_request_to_abort(
+    front_ends: FrontEnds, clock: Clock
+) -> None:
+    """G6."""
+    clock.now = 5
+    front_ends.add("one", "probe-1", probe=True)
+    assert front_ends.idle_s() == 5
+    front_ends.add("one", "a")
+    assert (front_ends.idle_s(), front_ends.ids(None)) == (0, ["a"])
+    front_ends.remove("a")
+    clock.now = 9
+    front_ends.deliver([TokenEvent("probe-1", finish_reason=FinishReason.LENGTH)])
+    assert front_ends.idle_s() == 4
+
+
 async def test_events_from_another_thread_reach_the_front_end_that_asked(front_ends: FrontEnds) -> None:
     front_ends.add("one", "a")
     front_ends.add("two", "b")
