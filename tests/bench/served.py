@@ -48,13 +48,18 @@ SMALL = EIGHT_BILLION | {
 }
 
 
+def make_model(shape: dict[str, Any], where: str) -> Any:
+    """Random weights in bfloat16, made on the device `where`; there always the same ones."""
+    torch.manual_seed(1)
+    with torch.device(where):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape), dtype=torch.bfloat16)
+    return model.eval()
+
+
 def write_checkpoint(folder: Path, shape: dict[str, Any], where: str) -> Path:
     """Random weights in bfloat16, made on the device `where`; those of an earlier call are taken as they are."""
     if not (folder / "tokenizer.json").exists():
-        torch.manual_seed(1)
-        config = AutoConfig.for_model(**shape)
-        with torch.device(where):
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = make_model(shape, where)
         model.save_pretrained(folder)
         (folder / "config.json").write_text(json.dumps(shape | {"dtype": "bfloat16"}))
         write_tokenizer(folder)
