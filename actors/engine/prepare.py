@@ -60,7 +60,7 @@ def _tokens(asked: GenerateRequest, model: LoadedModel) -> tuple[int, ...]:
     if not tokens:
         raise InvalidPrompt("the prompt is empty; give at least one token")
     vocabulary = int(model.config.vocab_size)
-    wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)
-    if wrong is not None:
+    if min(tokens) < 0 or max(tokens) >= vocabulary:
+        wrong = next(token for token in tokens if not 0 <= token < vocabulary)
         raise InvalidPrompt(f"token id {wrong} is not in the model's vocabulary of {vocabulary}")
     return tokens

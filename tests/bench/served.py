@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,8 @@ class Served(EngineHost):
         device = None if on_host else Device.cuda(0)
         super().__init__(spec(folder, on_host, **engine), capacity_bytes=512 * MIB, device=device)
         self.first_s: dict[int, float] = {}
+        self.stages: list[dict[str, Any]] = []  # what each stage has reported
+        self.on_first: Callable[[], None] | None = None  # called when the next request's first token has come
 
     @property
     def graphs(self) -> str:
@@ -105,9 +107,22 @@ class Served(EngineHost):
     def _sink(self, events: Sequence[TokenEvent]) -> None:
         now = time.perf_counter()
         for event in events:
-            if event.token_ids:
-                self.first_s.setdefault(id(self.said[event.request]), now)
+            if not event.token_ids or id(self.said[event.request]) in self.first_s:
+                continue
+            self.first_s[id(self.said[event.request])] = now
+            if self.on_first is not None:
+                self.on_first()
         super()._sink(events)
+
+    def _transact(self, kind: str, tags: Sequence[str], restore: dict[str, str] | None) -> dict[str, Any]:
+        plan = self.ledger.preflight(kind, f"{kind}-{len(self.stages)}", list(tags), restore)
+        assert not plan.refusals, plan.refusals
+        began = time.perf_counter()
+        report = self.ledger.stage(plan, 120.0)
+        self.stages.append({**report, "seconds": time.perf_counter() - began})
+        report = self.ledger.commit()
+        self.ledger.publish()
+        return report
 
     def first_token(self, prompt: list[int], tokens: int) -> tuple[float, list[int], int]:
         """Seconds to the first token of an answer of so many; the answer; how many tokens of the prompt were known."""

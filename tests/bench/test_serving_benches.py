@@ -76,3 +76,25 @@ def test_what_was_measured_is_kept_when_the_limit_comes_in_the_middle() -> None:
     words = [sys.executable, "-c", CUT]
     ended = subprocess.run(words, cwd=HERE, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (0, "kept\n"), ended.stderr
+
+
+def test_the_parts_of_a_first_token_are_its_whole_and_every_case_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import p6_first_token
+    from first_token_parts import PARTS
+
+    for name, value in (("ROUNDS", 1), ("SLOW_ROUNDS", 1), ("PAUSE_S", 0.0), ("USUAL_CYCLE_S", 0.0)):
+        monkeypatch.setattr(p6_first_token, name, value)
+    words = ["--host", "--json", str(tmp_path), "--model", str(tmp_path / "model"), "--limit-s", "1000"]
+    assert p6_first_token.main([*words, "--tokens", "200"]) == 0
+    rows = rows_of(tmp_path, "P6")
+    cases = {case for _, case, metric in rows if metric == "first_token_s"}
+    assert len(cases) == 8, cases
+    for case in cases - {"woken less never slept"}:
+        whole = rows["torpor", case, "first_token_s"][0]
+        parts = [rows["torpor", case, f"{name.replace(' ', '_')}_s"][0] for name in (*PARTS, "rest")]
+        assert sum(parts) == pytest.approx(whole)
+        launch, lookup = (rows["torpor", case, f"{name}_s"][0] for name in ("launch", "prefix_lookup"))
+        assert min(parts[:-1]) >= 0.0 and launch > 0.0 and lookup > 0.0, dict(zip(PARTS, parts, strict=False))
+    assert rows["torpor", "woken", "ttft_ratio"][0] > 0.0

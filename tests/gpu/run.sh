@@ -56,7 +56,7 @@ bench() {
   part p1 200 python3 tests/bench/p1_discard.py --json "$TORPOR_RESULTS"
   part p2 330 python3 tests/bench/p2_weights.py --json "$TORPOR_RESULTS"
   part p5 120 python3 tests/bench/p5_pages.py --json "$TORPOR_RESULTS"
-  part p6 180 python3 tests/bench/p6_first_token.py --json "$TORPOR_RESULTS"
+  part p6 160 python3 tests/bench/p6_first_token.py --json "$TORPOR_RESULTS"
   part p11 160 python3 tests/bench/p11_decode.py --json "$TORPOR_RESULTS"
 }
 
