@@ -217,7 +217,11 @@ class PhaseCall:
 
 @dataclass(frozen=True, slots=True)
 class PhaseReply:
-    """A rank's answer. ok False: refused or failed, with refusals; the rank is as before the phase (but for commit)."""
+    """A rank's answer. ok False: refused or failed, with refusals; the rank is as before the phase (but for commit).
+
+    status: with every answer to preflight and publish, how the rank is then, so that nobody need ask for it.
+    stays_closed: of a leader's commit, that no publish opens its gate: something is parked, paused or undefined.
+    """
 
     operation: str
     phase: Phase
@@ -239,6 +243,8 @@ class PhaseReply:
     prefix_tokens_lost: int = 0  # preflight: planned; stage and abort: evicted by then; commit: in all
     modes: Mapping[str, str] = field(default_factory=dict)  # tag -> mode really in force
     seconds: float = 0.0
+    status: RankStatus | None = None
+    stays_closed: bool = False
 
 
 class LedgerPhase(StrEnum):

@@ -62,7 +62,7 @@ class RankPort(Protocol):
         """epoch: of a coordinator that begins; from now on the rank refuses calls of lower ones."""
 
     async def preflight(self, call: PhaseCall, request: OperationRequest) -> PhaseReply:
-        """Reads only. The rank keeps the plan for `stage`."""
+        """Reads only. The rank keeps the plan for `stage`. Every answer brings the rank's status."""
 
     async def drain(self, call: PhaseCall, spec: DrainSpec, timeout_s: float, lease_s: float) -> PhaseReply:
         """Leader only. Closes the gate and waits until nothing runs; at the time-out reopens and answers ok False.
@@ -85,7 +85,10 @@ class RankPort(Protocol):
         """
 
     async def publish(self, call: PhaseCall) -> PhaseReply:
-        """Ends the transaction; the leader opens its gate if nothing is parked, paused or undefined."""
+        """Ends the transaction; the leader opens its gate if nothing is parked, paused or undefined.
+
+        Every answer brings the rank's status.
+        """
 
 
 class RankMaker(Protocol):

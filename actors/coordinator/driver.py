@@ -73,7 +73,7 @@ class Driver:
         self._rank_stage_s = 0.0
         self._ends_at = float("inf")  # of preflight to stage, as the caller wants it
 
-    async def run(self, begin: Step = Step.SURVEY, statuses: Sequence[RankStatus] = ()) -> None:
+    async def run(self, begin: Step = Step.PREFLIGHT, statuses: Sequence[RankStatus] = ()) -> None:
         """Until the machine is done. When cancelled it calls nobody: what is left is for the next start."""
         timeout_s = self.machine.request.timeout_s
         if timeout_s is not None:
@@ -210,7 +210,7 @@ class Driver:
         """None: the step is short and the coordinator's own."""
         deadlines = self._deadlines
         match step:
-            case Step.SURVEY | Step.PREFLIGHT:
+            case Step.PREFLIGHT:
                 return self._capped(deadlines.preflight_s)
             case Step.DRAIN:
                 return self._drain_s() + GRACE_S

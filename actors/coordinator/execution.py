@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.acceptance import in_force
@@ -118,7 +118,7 @@ class Execution:
         self,
         runtime: ModelRuntime,
         run: Run,
-        begin: Step = Step.SURVEY,
+        begin: Step = Step.PREFLIGHT,
         statuses: Sequence[RankStatus] = (),
         told: bool = False,
     ) -> None:
@@ -171,7 +171,7 @@ class Execution:
                 break
             self.claims.budget.release(run.operation.id, used=False)
             run.release_locks()
-            begin, statuses = Step.SURVEY, ()
+            begin, statuses = Step.PREFLIGHT, ()
         return machine
 
     def _record_step(self, run: Run, step: Step) -> None:
@@ -218,7 +218,7 @@ class Execution:
         if operation.state is OperationState.REJECTED or operation.dry_run:
             return None
         if not machine.noop:
-            await self.look(runtime)
+            await self._look_after(runtime, machine)
         parked, undefined = contents_after(runtime, run)
         holds = holds_after(published.holds, run.request, operation, bool(parked), self._now())
         tags = tuple(sorted({tag for status in runtime.statuses.values() for tag in status.tags}))
@@ -232,8 +232,14 @@ class Execution:
             holds=holds,
         )  # who is called failed meanwhile stays so: its gate is closed for good
 
-    async def look(self, runtime: ModelRuntime) -> None:
-        """Ask every rank how it is; who does not answer in time keeps the status that it had."""
+    async def _look_after(self, runtime: ModelRuntime, machine: Machine) -> None:
+        """How the ranks are now that all is published: most have told with it."""
+        told = {slot.rank: slot.published for slot in machine.slots if slot.published is not None}
+        runtime.statuses.update(told)
+        await self.look(runtime, [rank for rank in range(len(runtime.ports)) if rank not in told])
+
+    async def look(self, runtime: ModelRuntime, ranks: Iterable[int] | None = None) -> None:
+        """Ask these ranks how they are, None: all; who does not answer in time keeps the status that it had."""
 
         async def ask(rank: int) -> None:
             try:
@@ -242,7 +248,7 @@ class Execution:
             except Exception as error:
                 log.warning("rank %d of %s told no status: %s", rank, runtime.config.name, error)
 
-        await asyncio.gather(*(ask(rank) for rank in range(len(runtime.ports))))
+        await asyncio.gather(*(ask(rank) for rank in (range(len(runtime.ports)) if ranks is None else ranks)))
 
     def end_record(self, run: Run) -> None:
         """The operation is over now, and its last phase with it."""

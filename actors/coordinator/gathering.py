@@ -30,7 +30,7 @@ class RankSlot:
     """One rank in one operation."""
 
     rank: int
-    status: RankStatus | None = None  # of the survey
+    status: RankStatus | None = None  # with its answer to the preflight; after a restart, as it was found
     answer: Answer | None = None  # in this step; None = none yet
     outcome: RankOutcome = RankOutcome.PENDING
     reason: str | None = None
@@ -39,6 +39,7 @@ class RankSlot:
     drained: PhaseReply | None = None
     staged: PhaseReply | None = None
     committed: PhaseReply | None = None
+    published: RankStatus | None = None  # how it is now that the operation has ended there
     prefix_tokens_lost: int = 0  # as its answers tell, those that say no too; not what is only planned
 
     @property
@@ -79,6 +80,7 @@ class Gathering:
         self._asked: frozenset[int] = frozenset()
         self.planned = False
         self.lost = False  # some rank is, for good
+        self.stays_closed = False  # the leader's gate, whatever is published
         self.mismatch: Refusal | None = None
 
     def ask(self, step: Step, planned: bool = False) -> None:
@@ -93,6 +95,8 @@ class Gathering:
 
     def _targets(self, step: Step) -> list[int]:
         living = [slot.rank for slot in self.slots if slot.answer is not Answer.LOST]
+        if self.stays_closed and step in (Step.PUBLISH, Step.OPEN):
+            return living if step is Step.PUBLISH else []
         if step in _LEADER_ALONE:
             return [rank for rank in living if rank == 0]
         if step in _FOLLOWERS:
@@ -129,8 +133,6 @@ class Gathering:
             return
         if slot.status is not None and status.incarnation != slot.status.incarnation:
             self.gone(rank, f"rank {rank} was replaced: it is a new incarnation with nothing in it")
-        elif step is Step.SURVEY:
-            self._surveyed(slot, status)
         elif step is Step.DOUBT:
             # Without the digest it is not known whether the ranks go through together (M7).
             staged = status.operation == self.operation and status.ledger_phase is LedgerPhase.STAGED
@@ -146,15 +148,9 @@ class Gathering:
                     RejectCode.STAGE_TIMEOUT,
                 )
         elif step in (Step.COMMIT, Step.PUBLISH, Step.OPEN) and self._is_past(step, status):
+            if step is not Step.COMMIT:
+                slot.published = status
             self._yes(step, slot)
-
-    def _surveyed(self, slot: RankSlot, status: RankStatus) -> None:
-        slot.status = status
-        if status.loaded:
-            self._yes(Step.SURVEY, slot)
-        else:
-            why = status.error or "it is not loaded"
-            self._no(slot, RankOutcome.REFUSED, (), why, RejectCode.WRONG_STATE)
 
     def _is_past(self, step: Step, status: RankStatus) -> bool:
         past = (LedgerPhase.IDLE,) if step is not Step.COMMIT else (LedgerPhase.IDLE, LedgerPhase.COMMITTED)
@@ -164,7 +160,13 @@ class Gathering:
         slot = self.slots[rank]
         if slot.answer is not None or not self._is_current(step, rank, reply):
             return
-        if step is not Step.PREFLIGHT:
+        if step is Step.PREFLIGHT:
+            slot.status = reply.status
+            if reply.status is not None and not reply.status.loaded:
+                why = reply.status.error or "it is not loaded"
+                self._no(slot, RankOutcome.REFUSED, (), why, RejectCode.WRONG_STATE)
+                return
+        else:
             slot.prefix_tokens_lost = max(slot.prefix_tokens_lost, reply.prefix_tokens_lost)
         if reply.ok:
             self._keep(step, slot, reply)
@@ -183,6 +185,10 @@ class Gathering:
 
     def _is_current(self, step: Step, rank: int, reply: PhaseReply) -> bool:
         status = self.slots[rank].status
+        if step is Step.PREFLIGHT:
+            status = reply.status
+            if status is None or status.rank != rank:
+                return False
         return (
             reply.operation == self.operation
             and reply.phase is PHASE_OF[step]
@@ -201,6 +207,9 @@ class Gathering:
                 slot.staged = reply
             case Step.COMMIT:
                 slot.committed = reply
+                self.stays_closed = self.stays_closed or (slot.rank == 0 and reply.stays_closed)
+            case Step.PUBLISH | Step.OPEN:
+                slot.published = reply.status
             case _:
                 pass
 

@@ -1,7 +1,7 @@
 """One operation as a pure state machine: step and signal → step, actions, verdict. No clocks, no I/O.
 
-    survey → preflight → reserve → drain (not wake, unpause) → lock → stage → decide → commit → publish → open → done
-                 └──────────── withdraw ───────────┘       └── abort → reopen
+    preflight → reserve → drain (not wake, unpause) → lock → stage → decide → commit → publish → open → done
+        └──────────── withdraw ───────────┘       └── abort → reopen
 
 Ranks' answers are folded into one signal a step (`Gathering`); the table below says what a signal leads to.
 """
@@ -75,20 +75,14 @@ _WITHDRAW_FAILED = To(Step.WITHDRAW, (Action.CALL_ABORT,), _FAILED)
 _ABORT = To(Step.ABORT, (Action.CALL_ABORT,), _REJECTED)
 _ABORT_FAILED = To(Step.ABORT, (Action.CALL_ABORT,), _FAILED)
 _END = To(Step.DONE, (Action.FINISH,))
-_END_REJECTED = To(Step.DONE, (Action.FINISH,), _REJECTED)
 _END_FAILED = To(Step.DONE, (Action.FINISH,), _FAILED)
 
 TABLE: dict[tuple[Step, Signal], To] = {
-    (Step.SURVEY, Signal.YES): To(Step.PREFLIGHT, (Action.CALL_PREFLIGHT,)),
-    (Step.SURVEY, Signal.NO): _END_REJECTED,
-    (Step.SURVEY, Signal.EXPIRED): _END_REJECTED,
-    (Step.SURVEY, Signal.CANCEL): _END_REJECTED,
-    # Nobody may be let in any more, not even until someone else closes the gate.
-    (Step.SURVEY, Signal.LOST): _WITHDRAW_FAILED,
     (Step.PREFLIGHT, Signal.YES): To(Step.RESERVE, (Action.RESERVE,)),
     (Step.PREFLIGHT, Signal.NO): _WITHDRAW,
     (Step.PREFLIGHT, Signal.EXPIRED): _WITHDRAW,
     (Step.PREFLIGHT, Signal.CANCEL): _WITHDRAW,
+    # Nobody may be let in any more, not even until someone else closes the gate.
     (Step.PREFLIGHT, Signal.LOST): _WITHDRAW_FAILED,
     (Step.RESERVE, Signal.PLANNED): To(Step.WITHDRAW, (Action.CALL_ABORT,), _SUCCEEDED),
     (Step.RESERVE, Signal.GO_DRAIN): To(Step.DRAIN, (Action.CALL_DRAIN,)),
@@ -141,8 +135,7 @@ TABLE: dict[tuple[Step, Signal], To] = {
 }
 
 _EXPIRED_CODE = {
-    Step.SURVEY: RejectCode.STAGE_TIMEOUT,  # silence is unknown, not a failure
-    Step.PREFLIGHT: RejectCode.STAGE_TIMEOUT,
+    Step.PREFLIGHT: RejectCode.STAGE_TIMEOUT,  # silence is unknown, not a failure
     Step.DRAIN: RejectCode.DRAIN_TIMEOUT,
     Step.LOCK: RejectCode.DEVICE_BUSY,
     Step.STAGE: RejectCode.STAGE_TIMEOUT,
@@ -155,7 +148,7 @@ class Machine:
 
     def __init__(self, operation: str, request: OperationRequest, epoch: int, ranks: int) -> None:
         self.request = request
-        self.step = Step.SURVEY
+        self.step = Step.PREFLIGHT
         self.verdict: OperationState | None = None
         self.refusal: Refusal | None = None  # why it was not to be: the first reason
         self.noop = False
@@ -178,19 +171,19 @@ class Machine:
     def cancellable(self) -> bool:
         return (self.step, Signal.CANCEL) in TABLE
 
-    def begin(self, step: Step = Step.SURVEY, statuses: Sequence[RankStatus] = ()) -> tuple[Action, ...]:
+    def begin(self, step: Step = Step.PREFLIGHT, statuses: Sequence[RankStatus] = ()) -> tuple[Action, ...]:
         """Start, or go on after a restart: at `commit` when decided, at `abort` when not.
 
         statuses: of the ranks that are there; after a restart the others are gone.
         """
         entry = {
-            Step.SURVEY: (Action.ASK_STATUS,),
+            Step.PREFLIGHT: (Action.CALL_PREFLIGHT,),
             Step.COMMIT: (Action.CALL_COMMIT,),
             Step.ABORT: (Action.CALL_ABORT,),
         }
         self.step = step
         self.decided = step is Step.COMMIT
-        self.gathering.resume(statuses, lost=step is not Step.SURVEY)
+        self.gathering.resume(statuses, lost=step is not Step.PREFLIGHT)
         self.gathering.ask(step)
         if step is Step.ABORT:
             self.verdict = _FAILED if self.gathering.lost else _REJECTED

@@ -145,7 +145,7 @@ class MemoryRank:
         return await self._phase("stage", call, lambda: self._staged(call))
 
     async def commit(self, call: PhaseCall) -> PhaseReply:
-        return await self._phase("commit", call, lambda: self.ledger.commit(call))
+        return await self._phase("commit", call, lambda: self._committed(call))
 
     async def abort(self, call: PhaseCall, lost: bool = False) -> PhaseReply:
         return await self._phase("abort", call, lambda: self._aborted(call, lost))
@@ -233,10 +233,20 @@ class MemoryRank:
         reply = self.ledger.publish(call)
         if reply.ok:
             self._end_lease()
-            parked, undefined = self.ledger.parked, self.ledger.undefined
-            reason = GateReason.ASLEEP if parked else GateReason.CONTENTS_UNDEFINED if undefined else None
-            self.gate.settle(reason or (GateReason.PAUSED if self.ledger.paused else None))
+            self.gate.settle(self._closed())
         return reply
+
+    def _committed(self, call: PhaseCall) -> PhaseReply:
+        reply = self.ledger.commit(call)
+        return replace(reply, stays_closed=reply.ok and self._closed() is not None)
+
+    def _closed(self) -> GateReason | None:
+        """Why nobody can be served, whatever operations there are."""
+        if self.ledger.parked:
+            return GateReason.ASLEEP
+        if self.ledger.undefined:
+            return GateReason.CONTENTS_UNDEFINED
+        return GateReason.PAUSED if self.ledger.paused else None
 
     def _keep_closed(self, call: PhaseCall) -> None:
         """A stage that said no: the other ranks may have staged, so that only the coordinator may reopen."""
@@ -275,6 +285,7 @@ class MemoryRank:
                 rank=self.rank,
                 incarnation=self.incarnation,
                 digest=digest,
+                status=self._status() if method in ("preflight", "publish") else None,
             )
 
         fault = self._faults[method].popleft() if self._faults[method] else None

@@ -29,7 +29,7 @@ from torpor.actors.messages import (
 from torpor.actors.ports import RankPort
 
 # From these on a model is on its way; before, nobody notices the operation.
-_UNNOTICED = (Step.SURVEY, Step.PREFLIGHT, Step.RESERVE, Step.WITHDRAW, Step.DONE)
+_UNNOTICED = (Step.PREFLIGHT, Step.RESERVE, Step.WITHDRAW, Step.DONE)
 
 
 @dataclass(eq=False)

@@ -12,8 +12,7 @@ RELOAD = "recover the model to load it anew"
 
 
 class Step(StrEnum):
-    SURVEY = "survey"  # who is there: incarnations, nodes, devices, what is parked
-    PREFLIGHT = "preflight"
+    PREFLIGHT = "preflight"  # what each rank would do, and how it is: its incarnation, node and device, what is parked
     RESERVE = "reserve"  # bytes, against the budgets
     DRAIN = "drain"
     LOCK = "lock"  # take turns on shared devices
@@ -21,7 +20,7 @@ class Step(StrEnum):
     DOUBT = "doubt"  # a stage was not answered in time: ask what became of it
     DECIDE = "decide"  # the decision is on its way to the disk
     COMMIT = "commit"
-    PUBLISH = "publish"  # followers
+    PUBLISH = "publish"  # followers; all, where the leader's gate stays closed anyhow
     OPEN = "open"  # then the leader, whose gate opens last
     WITHDRAW = "withdraw"  # take back a preflight or a drain
     ABORT = "abort"  # take back a stage: followers
@@ -31,7 +30,6 @@ class Step(StrEnum):
 
 # What ranks and people see of it.
 PHASE_OF: dict[Step, Phase] = {
-    Step.SURVEY: Phase.PREFLIGHT,
     Step.PREFLIGHT: Phase.PREFLIGHT,
     Step.RESERVE: Phase.PREFLIGHT,
     Step.DRAIN: Phase.DRAIN,

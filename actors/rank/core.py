@@ -148,7 +148,8 @@ class RankCore:
 
     @traced
     async def preflight(self, call: PhaseCall, request: OperationRequest) -> PhaseReply:
-        return await self._phases.preflight(call, request) if self._phases else self._not_loaded(call)
+        reply = await self._phases.preflight(call, request) if self._phases else self._not_loaded(call)
+        return await self._with_status(reply)
 
     @traced
     async def drain(self, call: PhaseCall, spec: DrainSpec, timeout_s: float, lease_s: float) -> PhaseReply:
@@ -170,7 +171,8 @@ class RankCore:
 
     @traced
     async def publish(self, call: PhaseCall) -> PhaseReply:
-        return await self._phases.publish(call) if self._phases else self._not_loaded(call)
+        reply = await self._phases.publish(call) if self._phases else self._not_loaded(call)
+        return await self._with_status(reply)
 
     # --- LeaderPort ---
 
@@ -207,6 +209,9 @@ class RankCore:
             await self._leader.detach(front_end)
 
     # --- inside ---
+
+    async def _with_status(self, reply: PhaseReply) -> PhaseReply:
+        return replace(reply, status=await asyncio.to_thread(self._status))
 
     def _make_leader(self) -> Leader:
         clock, engine = self._parts.clock, self._spec.model.engine

@@ -144,16 +144,18 @@ class Machinery:
 
     def commit(self, tx: Transaction) -> dict[str, Any]:
         """The last step. A failure that may pass is tried again; the ledger goes on where it stopped."""
-        if tx.plan is None:
-            return self._commit_update(tx)
+        numbers = self._commit_update(tx) if tx.plan is None else self._commit_plan(tx, tx.plan)
+        return {**numbers, "stays_closed": self._closed() is not None}
+
+    def _commit_plan(self, tx: Transaction, plan: Plan) -> dict[str, Any]:
         self._working = True
         try:
             report = self._commit()
         finally:
             self._working = False
-        kind = tx.request.kind if tx.request else Kind(tx.plan.kind)
+        kind = tx.request.kind if tx.request else Kind(plan.kind)
         if tx.reload is None:
-            self.undefined |= undefined_by(tx.plan)
+            self.undefined |= undefined_by(plan)
         else:
             self.engine.weights_changed(tx.reload.others)
             self.undefined -= {TAG}
@@ -161,12 +163,12 @@ class Machinery:
         self._change_door(kind)
         self._last = (tx.operation, kind)
         return {
-            "digest": tx.plan.digest,
+            "digest": plan.digest,
             "freed_bytes": int(report["freed_bytes"]),
             "device_bytes": int(report["device_bytes"]),
-            "kept_bytes": tx.plan.keep_bytes,
+            "kept_bytes": plan.keep_bytes,
             "residual": residual_of(self.memory(), tx.request.tags if tx.request else None),
-            "modes": modes_of(tx.plan),
+            "modes": modes_of(plan),
             "prefix_tokens_lost": max(0, tx.prefix_tokens - self.prefix_tokens()),
         }
 

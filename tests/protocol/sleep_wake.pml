@@ -13,7 +13,7 @@
  * How far it goes:
  *   - Two operations, one after the other, each of the kind that changes something; the first may find the model awake
  *     or asleep. Operations that change nothing go the same way with less to do.
- *   - reserve and lock are folded into the answers before them: they only say yes or no. The survey changes nothing.
+ *   - reserve and lock are folded into the answers before them: they only say yes or no.
  *   - An answer belongs to its call: one that comes after the step is over is dropped (Machine.handle), so it is not
  *     kept. A lost answer and a lost call are told apart by what the rank has done.
  *   - Time: each wait may end at any moment but two. Steps that insist (commit, publish, open, abort, reopen) run out of
@@ -141,6 +141,7 @@ byte step = REST, op, verdict, epoch, begun;
 byte ans[2], targets, to_send, sig;
 byte kind[2];
 bool failed;          /* Published.failed */
+bool stays_closed;    /* the leader has said so with its commit */
 bool lease_holds[2];  /* drained by a coordinator that lives, or asked to stage; and the operation has not ended */
 byte seen[2], seen_phase[2], seen_op[2], seen_hold;
 
@@ -554,8 +555,14 @@ inline enter(s)
 {
 	step = s;
 	if
-	:: s == DRAIN || s == OPEN || s == REOPEN -> targets = 1
-	:: s == PUBLISH || s == ABORT -> targets = 2
+	:: s == OPEN && stays_closed -> targets = 0 /* it has published with the others */
+	:: (s == OPEN && !stays_closed) || s == DRAIN || s == REOPEN -> targets = 1
+#ifdef LEADER_OPENS_WITH_THE_OTHERS
+	:: s == PUBLISH -> targets = 3
+#else
+	:: s == PUBLISH -> targets = (stays_closed -> 3 : 2)
+#endif
+	:: s == ABORT -> targets = 2
 	:: s == DECIDE || s == DONE -> targets = 0
 	:: else -> targets = 3
 	fi;
@@ -676,6 +683,7 @@ inline hear(r)
 {
 	/* In steps that insist a no would be asked again for ever: it would mean that ranks have parted ways. */
 	assert(!(INSISTENT && answer[r] == NO));
+	if :: step == COMMIT && r == 0 -> stays_closed = !SERVES(0) :: else fi;
 	ans[r] = answer[r];
 	answer[r] = NONE;
 	fold()
@@ -711,14 +719,14 @@ inline finish()
 		step = REST
 	fi;
 	lease_holds[op] = failed || step == SETTLE;
-	verdict = NONE; ans[0] = NONE; ans[1] = NONE
+	verdict = NONE; ans[0] = NONE; ans[1] = NONE; stays_closed = false
 }
 
 inline crash()
 {
 	crashes--;
 	if :: step == DRAIN -> lease_holds[op] = false :: else fi;
-	step = DOWN; targets = 0; to_send = 0; verdict = NONE;
+	step = DOWN; targets = 0; to_send = 0; verdict = NONE; stays_closed = false;
 	ans[0] = NONE; ans[1] = NONE; answer[0] = NONE; answer[1] = NONE;
 	went_missing[0] = false; went_missing[1] = false;
 	seen[0] = 0; seen[1] = 0;
@@ -848,19 +856,12 @@ end:	do
 		:: step <= DOUBT && refusals > 0 -> refusals--; sig = CANCEL
 		:: step == DECIDE -> decide()
 		:: step == DONE -> finish()
-		:: step == REST && !failed && begun < OPERATIONS -> /* begin, then the survey */
+		:: step == REST && !failed && begun < OPERATIONS -> /* begin */
 		op = begun; begun++;
 		assert(parked[0] == parked[1] || !REACHABLE(0) || !REACHABLE(1));
 		kind[op] = (parked[0] || parked[1] -> WAKE : SLEEP);
 		journal_state[op] = RUNNING;
-		if
-		:: !alive[0] || !alive[1] -> /* nobody may be let in by who lives */
-			if :: !alive[0] -> ans[0] = LOST :: else fi;
-			if :: !alive[1] -> ans[1] = LOST :: else fi;
-			verdict = FAILED; enter(WITHDRAW)
-		:: alive[0] && alive[1] && (silent[0] || silent[1]) -> verdict = REJECTED; enter(DONE)
-		:: else -> enter(PREFLIGHT)
-		fi
+		enter(PREFLIGHT)
 	/* CoordinatorActor._watch: the leader of a failed model is told. */
 		:: step == REST && failed && REACHABLE(0) && g != G_FAILED -> fail_gate()
 		:: crashes > 0 && step < DOWN -> crash()

@@ -22,7 +22,6 @@ from torpor.actors.messages import (
     RejectCode,
 )
 
-BEFORE_DECISION = {Step.SURVEY, Step.PREFLIGHT, Step.RESERVE, Step.DRAIN, Step.LOCK, Step.STAGE, Step.DOUBT}
 DECIDED = {Step.COMMIT, Step.PUBLISH, Step.OPEN}
 UNDOING = {Step.WITHDRAW, Step.ABORT, Step.REOPEN}
 # What can't happen in a step, and why the table has no row for it.
@@ -120,14 +119,16 @@ def reply(rank: int, phase: Phase, ok: bool = True, **fields: object) -> PhaseRe
     return PhaseReply(**{**base, **fields})  # type: ignore[arg-type]
 
 
+def planned(rank: int, **fields: object) -> PhaseReply:
+    return reply(rank, Phase.PREFLIGHT, **{"status": status(rank), **fields})  # type: ignore[arg-type]
+
+
 def staging(ranks: int = 2) -> Machine:
     """A sleep whose ranks are being asked to stage."""
     machine = Machine("op", OperationRequest(Kind.SLEEP, "chat"), 7, ranks)
-    assert machine.begin() == (Action.ASK_STATUS,)
+    assert machine.begin() == (Action.CALL_PREFLIGHT,)
     for rank in range(ranks):
-        machine.handle(Told(Step.SURVEY, rank, status(rank)))
-    for rank in range(ranks):
-        machine.handle(Replied(Step.PREFLIGHT, rank, reply(rank, Phase.PREFLIGHT)))
+        machine.handle(Replied(Step.PREFLIGHT, rank, planned(rank)))
     machine.handle(Settled(Step.RESERVE))
     machine.handle(Replied(Step.DRAIN, 0, reply(0, Phase.DRAIN)))
     assert machine.handle(Settled(Step.LOCK)) == (Action.CALL_STAGE,)
@@ -276,6 +277,50 @@ def test_a_single_rank_has_no_followers_to_publish_to() -> None:
     assert machine.step is Step.OPEN
     assert machine.handle(Replied(Step.OPEN, 0, reply(0, Phase.PUBLISH))) == (Action.FINISH,)
     assert machine.verdict is OperationState.SUCCEEDED
+
+
+def test_all_ranks_publish_at_once_only_where_the_leader_says_that_its_gate_stays_closed() -> None:
+    for closed in ((), (0,), (1,), (0, 1)):
+        machine = committing(2)
+        for rank in range(2):
+            told = reply(rank, Phase.COMMIT, stays_closed=rank in closed)
+            machine.handle(Replied(Step.COMMIT, rank, told))
+        assert machine.gathering.pending() == ([0, 1] if 0 in closed else [1])
+        assert machine.handle(Replied(Step.PUBLISH, 1, reply(1, Phase.PUBLISH))) == (
+            () if 0 in closed else (Action.CALL_PUBLISH,)
+        )
+        last = Step.PUBLISH if 0 in closed else Step.OPEN
+        assert machine.handle(Replied(last, 0, reply(0, Phase.PUBLISH))) == (Action.FINISH,)
+        assert machine.verdict is OperationState.SUCCEEDED
+
+
+def test_a_commit_that_was_told_by_status_lets_the_leader_publish_last() -> None:
+    """Nothing says then that its gate stays closed."""
+    machine = committing(2)
+    machine.handle(Replied(Step.COMMIT, 1, reply(1, Phase.COMMIT, stays_closed=True)))
+    machine.handle(Told(Step.COMMIT, 0, status(0, operation="op", ledger_phase=LedgerPhase.COMMITTED)))
+    assert machine.gathering.pending() == [1]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [None, status(1, incarnation="two"), status(0)],
+    ids=["none", "another incarnation's", "another's"],
+)
+def test_a_plan_without_the_status_of_whoever_made_it_is_dropped(told: RankStatus | None) -> None:
+    machine = Machine("op", OperationRequest(Kind.SLEEP, "chat"), 7, 2)
+    machine.begin()
+    machine.handle(Replied(Step.PREFLIGHT, 0, planned(0)))
+    assert machine.handle(Replied(Step.PREFLIGHT, 1, planned(1, status=told))) == ()
+    assert machine.slots[1].status is None and machine.slots[1].plan is None
+    assert machine.handle(Replied(Step.PREFLIGHT, 1, planned(1))) == (Action.RESERVE,)
+
+
+def test_a_rank_that_is_not_loaded_has_no_plan_whatever_it_says() -> None:
+    machine = Machine("op", OperationRequest(Kind.SLEEP, "chat"), 7, 1)
+    machine.begin()
+    machine.handle(Replied(Step.PREFLIGHT, 0, planned(0, status=status(0, loaded=False))))
+    assert machine.refusal is not None and machine.refusal.code is RejectCode.WRONG_STATE
 
 
 @pytest.mark.parametrize("step", [Step.COMMIT, Step.ABORT])

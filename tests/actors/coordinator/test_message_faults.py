@@ -30,7 +30,6 @@ class End(StrEnum):
 
 
 class Message(StrEnum):
-    SURVEY = "survey"
     PREFLIGHT = "preflight"
     WITHDRAW = "withdraw"  # the abort after another rank has refused in preflight
     DRAIN = "drain"
@@ -41,7 +40,7 @@ class Message(StrEnum):
     PUBLISH = "publish"
 
 
-METHOD = {Message.SURVEY: "status", Message.DOUBT: "status", Message.WITHDRAW: "abort"}
+METHOD = {Message.DOUBT: "status", Message.WITHDRAW: "abort"}
 UNHEARD = (Mishap.LOST, Mishap.LATE)
 NO_ANSWER = (Mishap.ANSWER_LOST, Mishap.ANSWER_LATE)
 NOT_OURS = (Mishap.WRONG_EPOCH, Mishap.WRONG_OPERATION, Mishap.WRONG_PHASE, Mishap.WRONG_RANK)
@@ -59,9 +58,6 @@ _DRIVEN_FORWARD = ends(End.DONE, *UNHEARD, *DROPPED) | ends(End.FAILED_FORWARD, 
 _DRIVEN_BACK = ends(End.UNDONE, *UNHEARD, *DROPPED, Mishap.DOUBLED) | ends(End.FAILED_BACK, *DEATHS)
 # Who dies when it has answered its last message is missed by the watch, as one that dies between operations.
 TABLE: dict[Message, dict[Mishap, End]] = {
-    Message.SURVEY: _HARMLESS
-    | ends(End.UNDONE, *UNHEARD, *NO_ANSWER, Mishap.WRONG_RANK, Mishap.WRONG_INCARNATION)
-    | ends(End.FAILED_BACK, *DEATHS, Mishap.DIES_ANSWERED),
     Message.PREFLIGHT: _HARMLESS | _BEFORE_STAGE | ends(End.UNDONE, Mishap.WRONG_DIGEST),
     Message.WITHDRAW: _DRIVEN_BACK,
     Message.DRAIN: _HARMLESS | _BEFORE_STAGE,
@@ -155,7 +151,7 @@ def test_a_message_that_goes_wrong_ends_as_the_table_says(
         lead_up_to(rig, message, rank)
         wrong = {(METHOD.get(message, message.value), 1): mishap}
         if message is Message.DOUBT:
-            wrong = {("stage", 1): Mishap.ANSWER_LOST, ("status", 2): mishap}
+            wrong = {("stage", 1): Mishap.ANSWER_LOST, ("status", 1): mishap}
         rig.wires[rank].arm(wrong)
         operation = await rig.do(asking(kind))
         assert rig.wires[rank].met == list(wrong.values()), "the message was not sent"

@@ -47,21 +47,73 @@ def test_a_sleep_frees_every_rank_and_a_wake_brings_it_back(rig: Rig) -> None:
     rig.run(story)
 
 
-def test_all_ranks_finish_a_phase_before_any_starts_the_next_and_the_leader_opens_last(rig: Rig) -> None:
+Seen = tuple[str, str, int]  # moment, method, rank
+
+
+def watched(rig: Rig) -> list[Seen]:
+    """What chat's ranks are called from now on, each slower than the others in something."""
+    order: list[Seen] = []
+    for rank in rig.chat:
+        rank.on_call = lambda moment, method, rank: order.append((moment, method, rank.rank))
+        slowness = {"preflight": rank.rank * 1.0, "stage": 2.0 - rank.rank, "commit": rank.rank * 0.5}
+        rank.delay_s = {**slowness, "publish": 0.1}
+    return order
+
+
+def assert_one_after_the_other(order: list[Seen], *methods: str) -> None:
+    """No call of a phase begins before the last one of the phase before it has been answered by all three ranks."""
+    called = [method for _, method, _ in order]
+    assert list(dict.fromkeys(called)) == list(methods)
+    for method in methods:
+        at = [index for index, name in enumerate(called) if name == method]
+        asked = 1 if method == "drain" else 3
+        assert at == list(range(at[0], at[0] + 2 * asked)), f"{method} overlaps another phase"
+
+
+def test_all_ranks_finish_a_phase_before_any_starts_the_next_and_an_opening_leader_publishes_last(
+    rig: Rig,
+) -> None:
     async def story() -> None:
-        order: list[tuple[str, str, int]] = []
-        for rank in rig.chat:
-            rank.on_call = lambda moment, method, rank: order.append((moment, method, rank.rank))
-            rank.delay_s = {"preflight": rank.rank * 1.0, "stage": 2.0 - rank.rank, "commit": rank.rank * 0.5}
+        order = watched(rig)
         assert (await rig.do(SLEEP)).state is OperationState.SUCCEEDED
-        phases = [entry for entry in order if entry[1] != "status"]
-        methods = [method for _, method, _ in phases]
-        assert list(dict.fromkeys(methods)) == ["preflight", "drain", "stage", "commit", "publish"]
-        for method in ("preflight", "stage", "commit", "publish"):
-            at = [index for index, name in enumerate(methods) if name == method]
-            assert at == list(range(at[0], at[0] + 6)), f"{method} overlaps another phase"
-        assert [rank for moment, method, rank in phases if method == "drain"] == [0, 0]
-        assert phases[-2:] == [("before", "publish", 0), ("after", "publish", 0)]
+        assert_one_after_the_other(order, "preflight", "drain", "stage", "commit", "publish")
+        assert [rank for _, method, rank in order if method == "drain"] == [0, 0]
+        order.clear()
+        assert (await rig.do(WAKE)).state is OperationState.SUCCEEDED
+        assert_one_after_the_other(order, "preflight", "stage", "commit", "publish")
+        assert order[-2:] == [("before", "publish", 0), ("after", "publish", 0)]
+
+    rig.run(story)
+
+
+def test_where_the_gate_stays_closed_all_ranks_publish_at_once(rig: Rig) -> None:
+    """C3: also after a wake of some tags."""
+
+    async def story() -> None:
+        order = watched(rig)
+        for request in (SLEEP, asking(Kind.WAKE, tags=("weights",)), asking(Kind.PAUSE)):
+            order.clear()
+            assert (await rig.do(request)).state is OperationState.SUCCEEDED
+            published = [entry for entry in order if entry[1] == "publish"]
+            assert [moment for moment, _, _ in published[:3]] == ["before"] * 3, request.kind
+
+    rig.run(story)
+
+
+def test_an_operation_asks_each_rank_once_a_phase_and_nothing_besides(rig: Rig) -> None:
+    """P7: how a rank is comes with its plan and with its end."""
+
+    async def story() -> None:
+        for request, phases in (
+            (SLEEP, ["preflight", "drain", "stage", "commit", "publish"]),
+            (WAKE, ["preflight", "stage", "commit", "publish"]),
+        ):
+            for rank in rig.chat:
+                rank.calls.clear()
+            assert (await rig.do(request)).state is OperationState.SUCCEEDED
+            for rank in rig.chat:
+                asked = [phase for phase in phases if phase != "drain" or rank.rank == 0]
+                assert rank.calls == asked, f"{request.kind} at rank {rank.rank}"
 
     rig.run(story)
 

@@ -80,7 +80,7 @@ def test_a_request_that_waits_can_be_cancelled_and_runs_out_of_time(rig: Rig) ->
     rig.run(story)
 
 
-@pytest.mark.parametrize("method", ["status", "preflight", "drain", "stage"])
+@pytest.mark.parametrize("method", ["preflight", "drain", "stage"])
 def test_cancel_works_until_the_decision(rig: Rig, method: str) -> None:
     async def story() -> None:
         before = rig.free_bytes()

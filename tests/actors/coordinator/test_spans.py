@@ -19,7 +19,7 @@ from torpor.actors.coordinator.records import fingerprint, request_from_json, re
 from torpor.actors.messages import Kind, OperationRequest, OperationState, PhaseCall
 
 TRACED = replace(SLEEP, traceparent=TRACEPARENT)
-CALLS = ("ask status", "call preflight", "call drain", "call stage", "call commit", "call publish")
+CALLS = ("call preflight", "call drain", "call stage", "call commit", "call publish")
 
 
 @pytest.fixture

@@ -15,7 +15,9 @@ from torpor.actors.messages import (
     GateReason,
     Kind,
     LedgerPhase,
+    OnDiscard,
     OperationRequest,
+    RestoreMode,
 )
 
 UNPAUSE = OperationRequest(Kind.UNPAUSE, "toy", ())
@@ -42,6 +44,37 @@ async def test_a_pause_closes_the_gate_and_touches_no_memory(bench: Bench) -> No
     request = bench.request(tokens=3)
     assert await bench.admit(request) == ["admitted"]
     assert "".join(event.text for event in await bench.read(request.id)) == "xxx"
+
+
+async def test_a_commit_says_whether_the_gate_stays_closed_and_plan_and_end_how_the_rank_is(
+    bench: Bench,
+) -> None:
+    """C3: by this the coordinator knows whether other ranks must have published before the leader."""
+    steps = (
+        (pause(), True),
+        (sleep(weights=RestoreMode.NONE), True),
+        (wake("kv_cache"), True),
+        (UNPAUSE, True),
+        (wake(), True),  # undefined
+        (sleep(), True),
+        (OperationRequest(Kind.WAKE, "toy", on_discard=OnDiscard.RELOAD), False),
+        (reset(), False),
+    )
+    for at, (request, closed) in enumerate(steps):
+        name = f"op-{at}"
+        planned = await bench.preflight(request, name)
+        before = await bench.status()
+        assert planned.status is not None and planned.status.parked_tags == before.parked_tags
+        assert (planned.status.incarnation, planned.status.loaded) == (planned.incarnation, True)
+        if request.kind not in (Kind.WAKE, Kind.UNPAUSE):
+            assert (await bench.drain(name, request.drain.mode)).ok
+        assert (await bench.stage(name)).ok
+        assert (await bench.commit(name)).stays_closed is closed, name
+        ended = await bench.publish(name)
+        after = await bench.status()
+        assert ended.status is not None and ended.status.gate_open is after.gate_open is not closed
+        assert (ended.status.operation, ended.status.ledger_phase) == (name, LedgerPhase.IDLE)
+        assert ended.status.parked_tags == after.parked_tags
 
 
 async def test_a_pause_outlasts_a_sleep_and_a_wake(bench: Bench) -> None:

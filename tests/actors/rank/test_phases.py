@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from ranks.bench import CAPACITY_BYTES, Bench, make_bench, sleep, wake
 from ranks.toys import KV_BYTES, MIB, WEIGHTS_BYTES
@@ -241,7 +242,7 @@ async def test_a_refresh_that_fails_fails_the_wake_and_leaves_it_asleep(bench: B
 
 async def test_repeated_messages_get_the_first_answer_and_do_nothing(bench: Bench) -> None:
     first, second = await asyncio.gather(bench.preflight(sleep()), bench.preflight(sleep()))
-    assert first == second
+    assert first.ok and replace(first, status=None) == replace(second, status=None)  # which is as of now
     assert (await bench.drain()).ok
     first, second = await asyncio.gather(bench.stage(), bench.stage())
     assert first == second and first.ok
