@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torpor.actors.messages import ModelView, Operation
 
+_LONGEST = 40  # characters of a position: two numbers of 64 bits
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -21,8 +23,8 @@ class Position:
     def parse(text: str) -> Position:
         """As `str` writes it. Raises ValueError."""
         epoch, colon, sequence = text.partition(":")
-        if not (colon and epoch.isdecimal() and sequence.isdecimal()):
-            raise ValueError(f"{text!r} is no event id, such as 3:17")
+        if len(text) > _LONGEST or not (colon and epoch.isdecimal() and sequence.isdecimal()):
+            raise ValueError(f"{text[:_LONGEST]!r} is no event id, such as 3:17")
         return Position(int(epoch), int(sequence))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar, cast, get_args
@@ -23,6 +22,7 @@ from torpor.actors.messages import (
     RestoreMode,
 )
 from torpor.service.context import context_of
+from torpor.service.json_text import parse_object
 from torpor.service.limits.body import read_bounded
 from torpor.service.problems import Code, Problem
 
@@ -30,6 +30,7 @@ MODES = [mode.value for mode in RestoreMode]
 
 MIN_LEASE_S = 1.0  # renewed three times in it, over a network
 Seconds = Annotated[float, Field(gt=0, le=86400)]
+Name = Annotated[str, Field(max_length=256)]  # of a tag or an operation: their records are kept
 
 
 class _Body(BaseModel):
@@ -55,7 +56,7 @@ class OperationBody(_Body):
 
     model: str | None = None
     models: list[str] | Literal["*"] | None = None
-    tags: list[str] | None = None
+    tags: Annotated[list[Name], Field(max_length=256)] | None = None
     verify: bool | None = None  # None: as the model is configured
     dry_run: bool = False
     on_conflict: Literal["reject", "wait"] = "reject"
@@ -71,7 +72,7 @@ class WakeBody(OperationBody):
     make_room: Literal["none", "idle"] = "none"  # idle: put idle neighbours to sleep when there is no memory
     on_discard: Literal["reload", "wait"] | None = None
     accept_stale_weights: bool = False  # weights that were updated may come back as their source has them
-    releases: Annotated[str, Field(min_length=1)] | None = None
+    releases: Annotated[Name, Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _a_hold_ends_whole(self) -> Self:
@@ -83,7 +84,9 @@ class WakeBody(OperationBody):
 class SleepBody(OperationBody):
     """A sleep is a hold, unless wake_on_request; the hold may have a lease, renewed by the operation's id."""
 
-    restore: dict[str, Literal["none", "memset", "cpu", "pinned", "disk"]] = Field(default_factory=dict)
+    restore: dict[Name, Literal["none", "memset", "cpu", "pinned", "disk"]] = Field(
+        default_factory=dict, max_length=256
+    )
     drain: DrainBody = Field(default_factory=DrainBody)
     overflow: Literal["reject", "evict"] = "reject"
     wake_on_request: bool = False
@@ -117,28 +120,7 @@ async def read_json(request: Request) -> dict[str, Any] | None:
     raw = await read_bounded(request, context.bounds, context.metrics.count_limited)
     if not raw.strip():
         return None
-    try:
-        tree = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise Problem(
-            400, Code.MALFORMED_JSON, f"The body is not valid JSON: {error}", hint="Send a JSON object."
-        ) from None
-    if not isinstance(tree, dict):
-        raise Problem(400, Code.MALFORMED_JSON, "The body is JSON, but no object.", hint='Send {"…": …}.')
-    if b"\\u" in raw:
-        _check_text(tree)
-    return tree
-
-
-def _check_text(tree: dict[str, Any]) -> None:
-    """JSON can spell half of a surrogate pair, which is no text: nothing could be encoded from it."""
-    try:
-        json.dumps(tree, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        half = f"\\u{ord(error.object[error.start]):04x}"
-        detail = f"The body has the escape {half} without its other half: it is no Unicode text."
-        hint = "Send characters beyond U+FFFF as themselves, or as both escapes."
-        raise Problem(400, Code.MALFORMED_JSON, detail, hint=hint) from None
+    return parse_object(raw)
 
 
 def parse(shape: type[BodyT], tree: dict[str, Any] | None) -> BodyT:

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 from torpor.actors.messages import Operation, OperationState, RejectCode
 from torpor.service.wire import operation_json
 
+LONGEST = 2000  # characters of a detail: it may repeat what was sent
 MEDIA_TYPE = "application/problem+json"
 
 
@@ -120,7 +121,7 @@ class Problem(Exception):
         super().__init__(detail)
         self.status = status
         self.code = str(code)
-        self.detail = detail
+        self.detail = detail if len(detail) <= LONGEST else f"{detail[:LONGEST]}…"
         self.hint = hint
         self.headers = dict(headers or {})
         self.fields = fields

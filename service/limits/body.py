@@ -14,7 +14,11 @@ from torpor.service.problems import Code, Problem
 async def read_bounded(request: Request, bounds: Bounds, refused: Callable[[str], None]) -> bytes:
     """Raises a Problem for one that is too large, before all of it has come, or comes too slowly."""
     declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and int(declared) > bounds.body_bytes:
+    if (
+        declared.isascii()
+        and declared.isdigit()
+        and (len(declared) > 18 or int(declared) > bounds.body_bytes)
+    ):
         refused("body_bytes")
         raise _too_large(bounds)
     raw = bytearray()
