@@ -33,6 +33,7 @@ from torpor.service.openapi.document import document
 from torpor.service.problems import Code, Problem
 from torpor.service.routes import (
     audit,
+    docs,
     events,
     health,
     lives,
@@ -89,12 +90,27 @@ def create_app(
         version=service_version(),
         description="Sleep and wake for the memory of LLM inference.",
         lifespan=whole_life,
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere; ours is routes/docs.py
+        redoc_url=None,
     )
     app.state.context = context
     app.state.started_at = clock()
     app.state.logger = logger
     # In the order in which a request's path is looked for: what is asked most comes first.
-    for surface in (openai, native, lives, pauses, weights, events, audit, memory, vllm, sglang, health):
+    for surface in (
+        openai,
+        native,
+        lives,
+        pauses,
+        weights,
+        events,
+        audit,
+        memory,
+        vllm,
+        sglang,
+        health,
+        docs,
+    ):
         app.include_router(surface.router)
     # Made once, when somebody asks.
     app.openapi = functools.cache(functools.partial(document, app))  # type: ignore[method-assign]

@@ -19,7 +19,7 @@ _ADMINISTER = frozenset({Role.ADMIN})
 CALLS: Mapping[frozenset[Role], tuple[str, ...]] = {
     OPEN: ("GET /livez", "GET /readyz", "GET /health"),
     _LOOK: (
-        *("GET /metrics", "GET /docs", "GET /docs/oauth2-redirect", "GET /redoc", "GET /openapi.json"),
+        *("GET /metrics", "GET /docs", "GET /openapi.json"),
         *("GET /models", "GET /models/{model}", "GET /operations", "GET /operations/{operation_id}"),
         *("GET /events", "GET /memory_status", "GET /is_sleeping", "GET /is_paused"),
     ),
