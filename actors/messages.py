@@ -255,6 +255,15 @@ class LedgerPhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class EngineChoices:
+    """What an engine has chosen where its settings leave it the choice; empty where it does not tell."""
+
+    attention: str = ""  # torch or triton
+    collectives: str = ""  # nccl or gloo; "": it has one rank
+    graphs_off: str | None = None  # why it decodes without CUDA graphs; "": it has them; None: not told
+
+
+@dataclass(frozen=True, slots=True)
 class RankStatus:
     """What a rank answers to `status`: enough to resolve doubt, and all that GET /models shows of it."""
 
@@ -289,6 +298,7 @@ class RankStatus:
     gate_operation: str | None = None  # leader only: who has closed the gate and not opened it again
     weights_version: int = 0  # updates since it was loaded
     paused: bool = False  # whatever else closes the gate
+    engine: EngineChoices = field(default_factory=EngineChoices)
     staged_digest: str = ""  # as the stage of `operation` answered, while ledger_phase is staged
 
 

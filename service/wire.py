@@ -45,6 +45,12 @@ def rank_json(status: RankStatus) -> dict[str, Any]:
             "free_bytes": status.device_free_bytes,
             "total_bytes": status.device_total_bytes,
         },
+        "engine": {
+            "attention": status.engine.attention,
+            "collectives": status.engine.collectives,
+            "cuda_graphs": status.engine.graphs_off == "",
+            "graphs_off": status.engine.graphs_off,
+        },
         "parked_tags": list(status.parked_tags),
         "undefined_tags": list(status.undefined_tags),
         "memory": memory_by_tag(status),

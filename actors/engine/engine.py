@@ -27,7 +27,7 @@ from torpor.actors.engine.sequences import SequenceBook
 from torpor.actors.engine.shard import shard
 from torpor.actors.engine.waiting import until_computed
 from torpor.actors.engine.weights import Target, open_reader
-from torpor.actors.messages import GenerateRequest, RestoreMode
+from torpor.actors.messages import EngineChoices, GenerateRequest, RestoreMode
 from torpor.native import Device, KvManager, LayerSpec, Ledger
 from torpor.native.adopt import Adopted, check_adopted
 
@@ -171,6 +171,9 @@ class TransformersEngine:
     def collectives(self) -> str:
         """By what the ranks add up: nccl or gloo; "": there is but one."""
         return self._group.backend if self._spec.model.tensor_parallel > 1 else ""
+
+    def choices(self) -> EngineChoices:
+        return EngineChoices(self.attention, self.collectives, self.graphs_off)
 
     def quiesce(self, timeout_s: float) -> int:
         return self._loaded().quiesce(timeout_s)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from torpor.actors.messages import GenerateRequest, TokenEvent
+from torpor.actors.messages import EngineChoices, GenerateRequest, TokenEvent
 
 EventSink = Callable[[Sequence[TokenEvent]], None]  # called from the step thread; must not block
 
@@ -145,6 +145,9 @@ class Engine(Protocol):
         A digest, the same on all ranks that have read the same weights. go_on raises when the stage is to end, and
         is called between pieces of at most 64 MiB. Raises WeightsRefused.
         """
+
+    def choices(self) -> EngineChoices:
+        """Of a loaded one; what it took by itself."""
 
     def weights_changed(self, others: bool) -> None:
         """At rest, awake: copies of the former contents hold no longer. others: nor does what those have computed."""

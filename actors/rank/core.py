@@ -22,6 +22,7 @@ from torpor.actors.messages import (
     Admission,
     AdmissionReply,
     DrainSpec,
+    EngineChoices,
     GateReason,
     GenerateRequest,
     LedgerPhase,
@@ -292,6 +293,7 @@ class RankCore:
             gate_operation=leader.gate.holder if leader else None,
             staging_kind=staging_kind,
             staged_digest=digest,
+            engine=machinery.engine.choices() if machinery else EngineChoices(),
             weights_version=machinery.weights_version if machinery else 0,
             paused=machinery is not None and machinery.paused,
         )

@@ -25,7 +25,22 @@ def models(records: Sequence[Record]) -> RenderableType:
         counts = str(one["generation"]), str(one["tensor_parallel"])
         devices = escape(", ".join(one["devices"])) or "-"
         summary.add_row(one["name"], one["state"], gate, parked, _holders(one), *counts, devices)
-    return Group(summary, *(_memory(one) for one in records if one["ranks"]))
+    return Group(summary, *(_ranks(one) for one in records if one["ranks"]))
+
+
+def _ranks(model: Record) -> RenderableType:
+    told = list(dict.fromkeys(filter(None, (_engine(rank["engine"]) for rank in model["ranks"]))))
+    return Group(_memory(model), *(Text(f"Engine: {each}") for each in told))
+
+
+def _engine(choices: Record) -> str:
+    """What it has chosen; "" where it does not tell."""
+    parts = [f"attention by {choices['attention']}"] if choices["attention"] else []
+    parts += [f"sums over ranks by {choices['collectives']}"] if choices["collectives"] else []
+    if choices["graphs_off"] is not None:
+        why = choices["graphs_off"]
+        parts.append(f"no CUDA graphs: {why}" if why else "decodes by CUDA graphs")
+    return "; ".join(parts)
 
 
 def _holders(model: Record) -> str:

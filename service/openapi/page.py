@@ -116,6 +116,8 @@ def _type(schema: Node) -> str:
             f"<code>{_text(str(one))}</code>" for one in schema.get("enum", [schema.get("const")])
         )
     kind = schema.get("type", "anything")
+    if isinstance(kind, list):
+        return _text(" or ".join(kind))
     if kind == "array":
         return f"list of {_type(schema.get('items', {}))}"
     values = schema.get("additionalProperties")

@@ -26,6 +26,7 @@ def shapes() -> dict[str, Schema]:
     _as_on_the_wire(made["Model"])
     for unseen in (
         "RankStatus",
+        "EngineChoices",
         "LedgerPhase",
     ):  # what a rank tells the coordinator; `Rank` is what is shown of it
         made.pop(unseen, None)
@@ -75,13 +76,15 @@ def _rank() -> Schema:
         "free_bytes": _BYTES,
         "total_bytes": _BYTES,
     }
+    engine: Schema = {"attention": {"type": "string"}, "collectives": {"type": "string"}}
+    engine |= {"cuda_graphs": {"type": "boolean"}, "graphs_off": {"type": ["string", "null"]}}
     memory = {f"{tier}_bytes": _BYTES for tier in ("device", "host", "disk", "residual")}
     tags = {"type": "array", "items": {"type": "string"}}
     return _record(
         texts
         | numbers
         | {"loaded": {"type": "boolean"}, "parked_tags": tags, "undefined_tags": tags}
-        | {"device": _record(device)}
+        | {"device": _record(device), "engine": _record(engine)}
         | {"memory": {"type": "array", "items": _record({"tag": {"type": "string"}} | memory)}}
         | {"regions": {"type": "array", "items": {"type": "object"}}}
     )

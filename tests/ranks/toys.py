@@ -15,7 +15,7 @@ from torpor.actors.engine.protocol import (
     WeightsRefused,
     WeightsSource,
 )
-from torpor.actors.messages import FinishReason, GenerateRequest, TokenEvent
+from torpor.actors.messages import EngineChoices, FinishReason, GenerateRequest, TokenEvent
 from torpor.native import Device, Ledger
 
 MIB = 1 << 20
@@ -138,6 +138,9 @@ class ToyEngine:
             time.sleep(self.piece_s)
         self.reloaded += 1
         return "r"
+
+    def choices(self) -> EngineChoices:
+        return EngineChoices("by hand", graphs_off="a toy has none")
 
     def weights_changed(self, others: bool) -> None:
         self.changes.append(others)
