@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 from collections import deque
+from dataclasses import replace
 
 from torpor.actors.messages import ModelView, Operation
 from torpor.actors.news import Change, Changes, Position
 
 KEPT_CHANGES = 1024
+
+
+def snapshot(operation: Operation) -> Operation:
+    """As it is now, with nothing in common that can change: at every phase, so that no deep copy is made of it."""
+    return replace(
+        operation,
+        tags=list(operation.tags),
+        restore=dict(operation.restore),
+        phases=[replace(phase) for phase in operation.phases],
+        ranks=[replace(rank, residual=dict(rank.residual)) for rank in operation.ranks],
+        lost_bytes=dict(operation.lost_bytes),
+    )
 
 
 class Feed:
@@ -31,7 +43,7 @@ class Feed:
     ) -> None:
         """As they are now: records of operations go on changing. Each is a change of its own."""
         if operation is not None:
-            self._append(operation=copy.deepcopy(operation))
+            self._append(operation=snapshot(operation))
         if model is not None:
             self._append(model=model)
         if deleted:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import dataclasses
 from pathlib import Path
 
 import pytest
 from coordinator_rig import SLEEP, Rig, asking
 
-from torpor.actors.coordinator.feed import KEPT_CHANGES
-from torpor.actors.messages import Kind, ModelState, OperationState
+from torpor.actors.coordinator.feed import KEPT_CHANGES, snapshot
+from torpor.actors.messages import Kind, ModelState, Operation, OperationState, Phase, PhaseRecord, RankRecord
 from torpor.actors.news import Change, Position
 
 
@@ -101,3 +103,34 @@ def test_what_is_no_position_is_refused(text: str) -> None:
 
 def test_a_position_reads_as_it_was_written() -> None:
     assert Position.parse(str(Position(3, 17))) == Position(3, 17)
+
+
+def test_a_change_stays_as_it_was_whatever_its_operation_becomes() -> None:
+    """Of everything in a record that can change."""
+    rank = RankRecord(0, residual={"weights": 1})
+    operation = Operation(
+        "op", Kind.SLEEP, "chat", OperationState.RUNNING, ["weights"], {"weights": "none"}, created_at=1.0
+    )
+    operation.phases, operation.ranks, operation.lost_bytes = (
+        [PhaseRecord(Phase.DRAIN, 1.0)],
+        [rank],
+        {"a": 1},
+    )
+    kept, before = snapshot(operation), copy.deepcopy(operation)
+    assert kept == before
+
+    def change(thing: object) -> None:
+        """Everything that can be changed in place, however deep."""
+        for each in dataclasses.fields(thing):  # type: ignore[arg-type]
+            value = getattr(thing, each.name)
+            if isinstance(value, list):
+                for one in [one for one in value if dataclasses.is_dataclass(one)]:
+                    change(one)
+                value.append("more")
+            elif isinstance(value, dict):
+                value["more"] = "more"
+            else:
+                setattr(thing, each.name, "other")
+
+    change(operation)
+    assert operation != before and kept == before
