@@ -25,7 +25,7 @@ from torpor.actors.coordinator.lives import Lives, is_left_to_us
 from torpor.actors.coordinator.reconcile import Reconciler
 from torpor.actors.coordinator.records import Published, effective_tags
 from torpor.actors.coordinator.roster import Roster
-from torpor.actors.coordinator.runtime import ModelRuntime, Run
+from torpor.actors.coordinator.runtime import ModelRuntime, Run, as_running
 from torpor.actors.coordinator.settling import Settling
 from torpor.actors.coordinator.spans import OperationSpans
 from torpor.actors.coordinator.watching import watch
@@ -216,7 +216,7 @@ class Coordinator:
                 known = await self._journal.find_key(request, self._now())
                 if known is not None:
                     run = self._runs.get(known.id)
-                    return run.told() if run is not None else known
+                    return run.told() if run is not None else self._as_told(known)
             runtime = self._models.get(request.model)
             refusal = refusal_of(self._models, request, makes_ranks=self._lives is not None)
             if refusal is None and request.releases:
@@ -317,12 +317,20 @@ class Coordinator:
     async def _find(self, operation_id: str) -> Operation | None:
         if operation_id in self._runs:
             return self._runs[operation_id].told()
-        return self._finished.get(operation_id) or await self._journal.operation(operation_id)
+        found = self._finished.get(operation_id) or await self._journal.operation(operation_id)
+        return None if found is None else self._as_told(found)
+
+    def _as_told(self, found: Operation) -> Operation:
+        """What a coordinator before this left open runs until its model is settled."""
+        runtime = self._models.get(found.model)
+        return as_running(found) if runtime is not None and found.id in runtime.ending else found
 
     async def operations(self, model: str | None = None, limit: int = 100) -> list[Operation]:
         stored = await self._journal.operations(model, limit)
         return [
-            self._runs[found.id].told() if found.id in self._runs else self._finished.get(found.id, found)
+            self._runs[found.id].told()
+            if found.id in self._runs
+            else self._as_told(self._finished.get(found.id, found))
             for found in stored
         ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.acceptance import in_force
@@ -133,7 +133,7 @@ class Execution:
             assert machine.verdict is not None
             run.operation.state = machine.verdict
             kept_before = self.claims.kept_bytes()
-            published = await self._outcome(runtime, run)
+            published = self._outcome(runtime, run)
             succeeded = run.operation.state is OperationState.SUCCEEDED and not run.operation.dry_run
             used = succeeded and run.request.kind is not Kind.UPDATE  # which keeps nothing
             self.claims.give_back(machine, kept_before)
@@ -195,9 +195,9 @@ class Execution:
             if runtime is not None:
                 self._feed.add(operation=run.operation, model=runtime.view())
 
-    async def _outcome(self, runtime: ModelRuntime, run: Run) -> Published | None:
+    def _outcome(self, runtime: ModelRuntime, run: Run) -> Published | None:
         """What is to be published; None = as before."""
-        machine, operation, published = run.machine, run.operation, runtime.published
+        machine, operation = run.machine, run.operation
         assert machine is not None
         for phase in operation.phases:
             phase.bytes = phase_bytes(machine, phase.name)
@@ -214,11 +214,13 @@ class Execution:
             )
             operation.reason = operation.reason or f"not all ranks committed; {RELOAD}"
             operation.code = operation.code or RejectCode.RANK_FAILED
-            return published.changed(failed=reason)
+            return runtime.published.changed(failed=reason)
         if operation.state is OperationState.REJECTED or operation.dry_run:
             return None
         if not machine.noop:
-            await self._look_after(runtime, machine)
+            # As they have told with the end of their publish.
+            runtime.statuses.update({slot.rank: slot.published for slot in machine.slots if slot.published})
+        published = runtime.published  # who is called failed meanwhile stays so: its gate is closed for good
         parked, undefined = contents_after(runtime, run)
         holds = holds_after(published.holds, run.request, operation, bool(parked), self._now())
         tags = tuple(sorted({tag for status in runtime.statuses.values() for tag in status.tags}))
@@ -230,16 +232,10 @@ class Execution:
             modes=modes_after(runtime, run, parked),
             paused=paused_after(runtime, run),
             holds=holds,
-        )  # who is called failed meanwhile stays so: its gate is closed for good
+        )
 
-    async def _look_after(self, runtime: ModelRuntime, machine: Machine) -> None:
-        """How the ranks are now that all is published: most have told with it."""
-        told = {slot.rank: slot.published for slot in machine.slots if slot.published is not None}
-        runtime.statuses.update(told)
-        await self.look(runtime, [rank for rank in range(len(runtime.ports)) if rank not in told])
-
-    async def look(self, runtime: ModelRuntime, ranks: Iterable[int] | None = None) -> None:
-        """Ask these ranks how they are, None: all; who does not answer in time keeps the status that it had."""
+    async def look(self, runtime: ModelRuntime) -> None:
+        """Ask every rank how it is; who does not answer in time keeps the status that it had."""
 
         async def ask(rank: int) -> None:
             try:
@@ -248,7 +244,7 @@ class Execution:
             except Exception as error:
                 log.warning("rank %d of %s told no status: %s", rank, runtime.config.name, error)
 
-        await asyncio.gather(*(ask(rank) for rank in (range(len(runtime.ports)) if ranks is None else ranks)))
+        await asyncio.gather(*(ask(rank) for rank in range(len(runtime.ports))))
 
     def end_record(self, run: Run) -> None:
         """The operation is over now, and its last phase with it."""

@@ -141,6 +141,7 @@ class Reconciler:
         for stray in in_doubt(survey.there):
             if stray not in ids:
                 known.append(await self._stray(runtime, stray, survey))
+        runtime.ending |= {one.id for one, _, _ in known if one.state is OperationState.RUNNING}
         for operation, request, decided in known:
             # One that was called failed keeps its record: people were told so, and why.
             told = operation.state is not OperationState.RUNNING

@@ -32,6 +32,10 @@ from torpor.actors.ports import RankPort
 _UNNOTICED = (Step.PREFLIGHT, Step.RESERVE, Step.WITHDRAW, Step.DONE)
 
 
+def as_running(operation: Operation) -> Operation:
+    return replace(operation, state=OperationState.RUNNING, finished_at=None)
+
+
 @dataclass(eq=False)
 class Run:
     """One operation from its acceptance to its outcome."""
@@ -53,7 +57,7 @@ class Run:
 
     def told(self) -> Operation:
         """The record as others may see it now: it runs until its end is written and the next one has its turn."""
-        return replace(self.operation, state=OperationState.RUNNING, finished_at=None)
+        return as_running(self.operation)
 
     def release_locks(self) -> None:
         while self.locks:
@@ -67,6 +71,9 @@ class ModelRuntime:
     ports: Sequence[RankPort] = ()
     ready: asyncio.Event = field(default_factory=asyncio.Event)  # no doubt left: awake, asleep or failed
     settling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    ending: set[str] = field(
+        default_factory=set
+    )  # operations left open, not told as ended before it is settled
     doubt: str = ""  # why it is not ready though attached
     silent_since_s: float | None = None  # in the event loop's time: nothing was told by a rank
     statuses: dict[int, RankStatus] = field(default_factory=dict)  # the last known

@@ -34,6 +34,7 @@ class Settling:
         self._remember = remember
         self._spawn = spawn
         self._asked: set[ModelRuntime] = set()  # again and again
+        self._untold: dict[ModelRuntime, list[Operation]] = {}
 
     async def settle(self, runtime: ModelRuntime) -> None:
         """Once now; what stays in doubt, in the background, so that others need not wait for it."""
@@ -67,7 +68,14 @@ class Settling:
             self._asked.discard(runtime)
 
     async def _once(self, runtime: ModelRuntime) -> None:
-        for operation in await self._reconciler.settle(runtime):
-            self._remember(operation)
+        ended = self._untold.pop(runtime, []) + await self._reconciler.settle(runtime)
+        if runtime.published.failed and runtime.doubt:
+            # As told last; its ranks may be well all the same. Who hears of a success must not find it failed.
+            self._untold[runtime] = ended
+        else:
+            runtime.ending.clear()
+            for operation in ended:
+                self._remember(operation)
+                self._feed.add(operation=operation)
         self._care.look(runtime)
         self._feed.add(model=runtime.view())

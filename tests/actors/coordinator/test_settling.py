@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 from coordinator_crash import CrashPoint
-from coordinator_memory_journal import JournalStore
-from coordinator_rig import CONFIG, SLEEP, WAKE, MemoryRig, asking
+from coordinator_memory_journal import JournalStore, MemoryJournal
+from coordinator_rig import CONFIG, PATIENCE_S, SLEEP, WAKE, MemoryRig, asking
 from coordinator_virtual_time import run
 
 from torpor.actors.config import RecoverPolicy
 from torpor.actors.coordinator import Fault
+from torpor.actors.coordinator.records import Published
 from torpor.actors.messages import (
     Kind,
     LedgerPhase,
@@ -69,6 +70,45 @@ def test_a_model_in_doubt_is_settled_though_the_journal_could_not_be_used_at_fir
             assert (await rig.do(WAKE)).state is OperationState.SUCCEEDED
             await rig.restart()
             assert rig.coordinator.published_state("chat") is ModelState.AWAKE
+        finally:
+            await rig.stop()
+
+    run(whole())
+
+
+@pytest.mark.parametrize("is_heard", [True, False], ids=["all answer", "one is silent at the end"])
+def test_nobody_hears_of_a_success_while_the_model_is_called_failed_still(is_heard: bool) -> None:
+    """C6: who asks for more then would be refused, of a model that is well. Followers hear of both ends, too."""
+
+    async def whole() -> None:
+        rig = MemoryRig(JournalStore())
+        await rig.start()
+        await die_between_two_commits(rig)
+        await MemoryJournal(rig.store).publish(Published("chat", failed="called so by whoever died"))
+        rig.chat[2].delay_s["status"] = 60.0
+        coordinator = await rig.start()
+        rig.chat[2].delay_s = {}
+        for rank in rig.chat:
+            rank.delay_s = {"commit": 0.4, "publish": 0.4, "status": 0.4}
+        waiting = asyncio.create_task(coordinator.wait("op-1", PATIENCE_S))
+        start, told, heard = (await coordinator.changes(None, 0.0)).until, [], is_heard
+        try:
+            while not waiting.done():
+                await asyncio.sleep(0.05)
+                (listed,), found = await coordinator.operations("chat"), await coordinator.operation("op-1")
+                ended = not listed.state is found.state is OperationState.RUNNING
+                told.append((ended, coordinator.published_state("chat")))
+                if rig.chat[2].ledger.phase is LedgerPhase.IDLE and not heard:
+                    heard = True
+                    rig.chat[2].delay_s["status"] = 60.0
+                    asyncio.get_running_loop().call_later(15.0, rig.chat[2].delay_s.clear)
+            outcome = await waiting
+            assert outcome.state is OperationState.SUCCEEDED
+            assert coordinator.published_state("chat") is ModelState.ASLEEP
+            assert (True, ModelState.FAILED) not in told and (False, ModelState.FAILED) in told
+            told_of = [one.operation.state for one in coordinator.feed.since(start).changes if one.operation]
+            assert told_of[-1] is OperationState.SUCCEEDED
+            assert (await rig.do(WAKE)).state is OperationState.SUCCEEDED
         finally:
             await rig.stop()
 
