@@ -24,11 +24,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.actor import CoordinatorActor
 from torpor.actors.messages import ModelState, ModelView
-from torpor.actors.ports import InferenceAtLeaders
+from torpor.actors.ports import InferenceAtLeaders, Loss
 from torpor.actors.ray.calls import first_line
 from torpor.actors.ray.inference import RayInference
 from torpor.actors.ray.names import COORDINATOR, JOURNAL_RESOURCE
 from torpor.actors.ray.ports import RayControl
+from torpor.actors.ray.raylet import Raylet, raylet_of
 
 OBJECT_STORE_BYTES = 80 << 20  # nothing large goes through it; Ray's least is 75 MiB
 SHUTDOWN_S = 30.0
@@ -86,11 +87,14 @@ class Cluster:
         with contextlib.suppress(ValueError):
             ray.kill(ray.get_actor(COORDINATOR, self.namespace))
 
-    async def until_lost(self) -> str:
-        """Until Ray has no head any more, and why that is the end here. Whoever asks for the coordinator is told."""
-        why = await (_own_head_is_lost() if self.owned else _head_is_silent(self.control))
-        self.control.give_up(why)
-        return why
+    async def until_lost(self) -> Loss:
+        """Until Ray has no head any more, or does not reach this process, which has to start anew then.
+
+        Whoever asks for the coordinator is told.
+        """
+        loss = await (_own_head_is_lost() if self.owned else _joined_is_lost(self.control))
+        self.control.give_up(loss.why)
+        return loss
 
     def shutdown(self) -> None:
         """End what `start_local` started: coordinator, ranks and the local Ray. A joined cluster goes on."""
@@ -200,24 +204,42 @@ def _head_has_died() -> bool:
     return node is not None and any(kind in _HEAD for kind, _ in node.dead_processes())
 
 
-async def _own_head_is_lost() -> str:
+async def _own_head_is_lost() -> Loss:
     while not _head_has_died():  # noqa: ASYNC110  # processes are asked, not told of
         await asyncio.sleep(WATCH_S)
-    return (
+    return Loss(
         "Ray's head, which this service had started, has died, and the models with it; start the service again: "
         "they come back as they were last published."
     )
 
 
-async def _head_is_silent(control: RayControl) -> str:
-    """Before Ray itself gives up and ends this process without a word."""
+async def _joined_is_lost(control: RayControl) -> Loss:
+    raylet = await asyncio.to_thread(raylet_of, ray.get_runtime_context().get_node_id())
     patience_s = SILENT_SHARE * float(os.environ.get(_RAYS_PATIENCE, "60"))
+    return await joined_is_lost(control, raylet, patience_s)
+
+
+async def joined_is_lost(control: RayControl, raylet: Raylet | None, patience_s: float) -> Loss:
+    """patience_s: less than Ray's own, which at its end ends this process without a word.
+
+    Without its raylet a front end serves awake models on, and nobody could start another one while the head is
+    silent: so it waits for the head.
+    """
     heard_s = time.monotonic()
     while time.monotonic() - heard_s < patience_s:
         await asyncio.sleep(KNOCK_S)
-        if await control.head_answers():
-            heard_s = time.monotonic()
-    return f"Ray's head has not answered for {patience_s:g} s; see to it that it runs, and start this front end again."
+        if not await control.head_answers():
+            continue
+        if raylet is None or not raylet.lives:
+            return Loss(
+                "the raylet by which this front end was in Ray's cluster has died, and so it does not hear of the "
+                "coordinator any more; start it again.",
+                serves_on=True,
+            )
+        heard_s = time.monotonic()
+    return Loss(
+        f"Ray's head has not answered for {patience_s:g} s; see to it that it runs, and start this front end again."
+    )
 
 
 def _leave() -> None:

@@ -7,6 +7,7 @@ front door --Inference--> leader rank's gate
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torpor.actors.audit import AuditEntry
@@ -39,6 +40,14 @@ class ControlUnreachable(Exception):
 
 class KeyReused(Exception):
     """An idempotency key came with another request before (C5); the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why a front end is not of use any more, and what to do. serves_on: answers that have begun go on for a while."""
+
+    why: str
+    serves_on: bool = False
 
 
 class NoLease(Exception):

@@ -50,6 +50,7 @@ class Ending:
         self._began = began
         self._end_streams = end_streams
         self._times = times
+        self._forcible = False  # by the next signal
 
     def on_signals(self) -> None:
         """From now on the first signal begins the end, and the second one does not wait for anybody."""
@@ -58,13 +59,18 @@ class Ending:
                 asyncio.get_running_loop().add_signal_handler(number, self._signalled)
 
     def _signalled(self) -> None:
-        if self._began.is_set():
+        if self._forcible:
             self._server.force_exit = self._server.should_exit = True
+        self._forcible = True
+        self._began.set()
+
+    def begin(self) -> None:
+        """As the first signal does. One that comes then, such as of a supervisor that ends this too, is the first."""
         self._began.set()
 
     def now(self) -> None:
         """Without notice: there is nothing to serve."""
-        self._server.should_exit = True
+        self._server.should_exit = self._forcible = True
         self._began.set()
 
     async def run(self) -> None:

@@ -14,8 +14,11 @@ _POLL_S = 0.25
 
 async def tell_states(control: Control, say: Callable[[str], None]) -> bool:
     """Of a cluster that was there before: what its models are now. True, for none of it ends a front end."""
-    for view in await control.models():
-        say(f"{view.name}: {view.state}")
+    try:
+        for view in await control.models():
+            say(f"{view.name}: {view.state}")
+    except ControlUnreachable as error:
+        say(f"which models there are is not known yet: {error}")
     return True
 
 

@@ -19,7 +19,7 @@ import uvicorn
 from structlog.typing import FilteringBoundLogger
 
 from torpor.actors.config import ClusterConfig
-from torpor.actors.ports import Control, ControlUnreachable, InferenceAtLeaders
+from torpor.actors.ports import Control, ControlUnreachable, InferenceAtLeaders, Loss
 from torpor.service.app import create_app
 from torpor.service.auth.tokens import TokensError
 from torpor.service.auth.tokens_file import TokensFile
@@ -31,7 +31,10 @@ from torpor.service.loading import tell_states, until_loaded
 from torpor.service.settings.shape import Settings, cluster_config
 
 _REFUSED_S = 0.5  # how long those who were on their way still hear why a lost cluster is
-_DESCRIBE_S = 30  # a coordinator that restarts meanwhile is waited for
+_DESCRIBE_S = (
+    120  # a coordinator that restarts is waited for: Ray itself may take a minute to see that one is dead
+)
+_SILENT_S = 5  # until whoever has started the front end is told what it waits for
 
 
 class ServeError(Exception):
@@ -45,8 +48,8 @@ class Cluster(Protocol):
     def control(self) -> Control: ...
     @property
     def inference(self) -> InferenceAtLeaders: ...
-    async def until_lost(self) -> str:
-        """Until the cluster is gone for good, and why. Whoever asks its coordinator is told so from then on."""
+    async def until_lost(self) -> Loss:
+        """Until this front end cannot go on, and why. Whoever asks its coordinator is told so from then on."""
 
     def shutdown(self) -> None: ...
 
@@ -213,10 +216,13 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _described(control: Control) -> ClusterConfig:
+async def _described(control: Control, say: Callable[[str], None]) -> ClusterConfig:
+    asking = asyncio.ensure_future(control.describe())
     try:
         async with asyncio.timeout(_DESCRIBE_S):
-            return await control.describe()
+            if not (await asyncio.wait((asking,), timeout=_SILENT_S))[0]:
+                say(f"The coordinator does not answer yet; waiting up to {_DESCRIBE_S} s")
+            return await asking
     except ControlUnreachable as error:
         raise ServeError(str(error)) from None
     except TimeoutError:
@@ -232,7 +238,7 @@ async def _serve(
     around: Surroundings,
 ) -> int:
     """started: what is being loaded; None = a joined cluster, which tells by itself what it has."""
-    config = started or await _described(cluster.control)
+    config = started or await _described(cluster.control, around.say)
     times = EndTimes(**settings.shutdown.model_dump())
     app = create_app(
         cluster.control,
@@ -268,9 +274,11 @@ async def _serve(
     await asyncio.wait((serving, amiss), return_when=asyncio.FIRST_COMPLETED)
     code = 0
     if amiss.done():
-        amiss.result()
         code = 1
-        end.now()
+        if amiss.result():
+            end.begin()
+        else:
+            end.now()
     await serving
     if server.force_exit:
         await server.lifespan.shutdown()  # left out then, and cancelled with a traceback
@@ -285,16 +293,21 @@ async def _serve(
 
 async def _until_amiss(
     cluster: Cluster, loading: asyncio.Task[bool], inference: PatientInference, say: Callable[[str], None]
-) -> None:
-    """Until the service has nothing left to serve: its models do not load, or the cluster is lost under it."""
+) -> bool:
+    """Until the service is of no use any more: its models do not load, or the cluster is lost under it.
+
+    True: what runs may end in order.
+    """
     lost = asyncio.create_task(cluster.until_lost())
     try:
         await asyncio.wait((loading, lost), return_when=asyncio.FIRST_COMPLETED)
         if not lost.done() and not loading.result():
-            return
-        why = await lost
-        say(why)
-        await inference.close(why)
-        await asyncio.sleep(_REFUSED_S)
+            return False
+        loss = await lost
+        say(loss.why)
+        if not loss.serves_on:
+            await inference.close(loss.why)
+            await asyncio.sleep(_REFUSED_S)
+        return loss.serves_on
     finally:
         lost.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 COORDINATOR = "torpor-coordinator"
+NOBODY = "torpor-nobody"  # no actor is ever called so
 JOURNAL_RESOURCE = "torpor_journal"  # a node that has it holds the journal, and so the coordinator
 
 

@@ -28,7 +28,7 @@ from torpor.actors.ports import ControlUnreachable, RankUnreachable
 from torpor.actors.ray.calls import ActorGone, call, first_line
 from torpor.actors.ray.lifeline import Cut, Lifeline
 from torpor.actors.ray.lookup import Lookup
-from torpor.actors.ray.names import COORDINATOR
+from torpor.actors.ray.names import COORDINATOR, NOBODY
 
 WAIT_SLICE_S = 5.0  # the longest single wait at the coordinator, so that its death is noticed
 
@@ -89,9 +89,12 @@ class RayControl:
         self._line.cut(why)
 
     async def head_answers(self) -> bool:
-        """Whether there is somebody to ask for a coordinator, be there one or not."""
+        """Whether there is somebody to ask for a coordinator, be there one or not.
+
+        Of an actor that it has found before Ray tells without asking its head: so it is asked for another.
+        """
         try:
-            await self._lookup.of(COORDINATOR)
+            await self._lookup.of(NOBODY)
         except ValueError:
             return True
         except (RayError, OSError, RuntimeError):

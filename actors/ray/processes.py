@@ -27,7 +27,7 @@ class RankProcess:
 def process_of(node: str, pid: int) -> RankProcess:
     """One that lives now."""
     here = node == ray.get_runtime_context().get_node_id()
-    return RankProcess(node, pid, _stat(pid)[_BEGAN] if here and is_there(pid) else "")
+    return RankProcess(node, pid, start_of(pid) if here else "")
 
 
 async def until_gone(process: RankProcess) -> None:
@@ -51,6 +51,11 @@ def is_there(pid: int, began: str = "") -> bool:
     if not stat or began not in ("", stat[_BEGAN]):
         return False
     return stat[0] not in ("Z", "X") or _threads(pid) > 1
+
+
+def start_of(pid: int) -> str:
+    """When, as the kernel counts; "" = there is no such process."""
+    return (_stat(pid) or [""] * (_BEGAN + 1))[_BEGAN]
 
 
 def _threads(pid: int) -> int:

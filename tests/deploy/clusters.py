@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 from e2e.serving import free_port
 
+ALONE = ("unshare", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child=SIGKILL")
 STORE_BYTES = str(80 << 20)
 JOB_S = 240
 
@@ -68,7 +69,11 @@ class Machine:
         mine = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.ray_token, "RAY_USAGE_STATS_ENABLED": "0"}
         return self.environment(**(mine | self.ray_variables | more))
 
-    def start(self, *words: str, environment: dict[str, str], log: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, *words: str, environment: dict[str, str], log: str, as_pod: bool = False
+    ) -> subprocess.Popen[bytes]:
+        """as_pod: it sees its own processes alone, as its container's first one, and ends with what is returned."""
+        words = (*ALONE, *words) if as_pod else words
         with (self.folder / log).open("wb") as out:
             started = subprocess.Popen(
                 words, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
@@ -148,6 +153,13 @@ class Machine:
             process.kill()  # one may have overwritten its variables, as redis does
             process.wait(10)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def pods_can_be_made() -> bool:
+    """Containers, and some machines, let nobody make namespaces of processes."""
+    return (
+        shutil.which("unshare") is not None and not subprocess.run([*ALONE, "true"], check=False).returncode
+    )
 
 
 def until(holds: Any, timeout_s: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import httpx
 from chart.rendering import CHART, Rendered, render
 from deploy.clusters import Machine, until
 from e2e.serving import free_port
+from support.processes import children_of
 
 from torpor.service.cli.serve_command import say
 from torpor.service.default_model import ensure_default_model
@@ -40,7 +42,8 @@ def job_of(machine: Machine, rendered: Rendered) -> tuple[str, str]:
 class Door:
     """The front door's container: its command, its variables, its probes, as they stand in the chart."""
 
-    def __init__(self, machine: Machine, rendered: Rendered) -> None:
+    def __init__(self, machine: Machine, rendered: Rendered, as_pod: bool = False) -> None:
+        """as_pod: its processes see no others; else its driver finds the head's raylet on this machine, not its own."""
         (machine.folder / "etc/torpor-tokens/tokens").write_text(f"test operator,inference {TOKEN}\n")
         pod = rendered.of_kind("Deployment")["spec"]["template"]["spec"]
         self.container: dict[str, Any] = pod["containers"][0]
@@ -50,7 +53,14 @@ class Door:
         config = (machine.folder / "etc/torpor/torpor.yaml").read_text()
         self.url = f"http://127.0.0.1:{config.partition('port: ')[2].split()[0]}"
         self.log = machine.folder / "door.log"
-        self.process = machine.start(*words, environment=machine.environment(**variables), log="door.log")
+        self.process = machine.start(
+            *words, environment=machine.environment(**variables), log="door.log", as_pod=as_pod
+        )
+
+    def kill_raylet(self) -> None:
+        """Its own: of a pod."""
+        (raylet,) = (pid for pid, line in children_of(self.process.pid).items() if "/raylet/raylet " in line)
+        os.kill(raylet, signal.SIGKILL)
 
     def probe(self, name: str) -> int:
         """As the kubelet sees it; 0 = no answer."""

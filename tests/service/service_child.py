@@ -3,7 +3,7 @@
 python service_child.py FOLDER PORT [--loading-fails] [--endless] [--refuses] [--slow-start] [--slow-end] [--joins]
 
 TORPOR_SHUTDOWN of the environment is heeded.
-The cluster is lost as soon as FOLDER/lost is there, which says why.
+The cluster is lost as soon as FOLDER/lost is there, which says why; with FOLDER/lost-only-here answers may end.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.coordinator import Coordinator
 from torpor.actors.coordinator.journal import Journal
 from torpor.actors.coordinator.memory import Fault, MemoryCluster
+from torpor.actors.ports import Loss
 from torpor.service.cli.serve_command import say
 from torpor.service.logs import make_logger
 from torpor.service.serve import ServeError, Surroundings, serve
@@ -81,10 +82,12 @@ class LateCluster:
             delay_s=0.02,
         )
 
-    async def until_lost(self) -> str:
-        while not (self._folder / "lost").exists():  # noqa: ASYNC110
+    async def until_lost(self) -> Loss:
+        while True:
+            for name, serves_on in (("lost", False), ("lost-only-here", True)):
+                if (self._folder / name).exists():
+                    return Loss((self._folder / name).read_text(), serves_on)
             await asyncio.sleep(0.02)
-        return (self._folder / "lost").read_text()
 
     def shutdown(self) -> None:
         if self._slow_end:

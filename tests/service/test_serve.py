@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -15,6 +16,7 @@ import pytest
 from service_process import ServiceProcess, running
 
 from torpor.actors.ports import ControlUnreachable
+from torpor.service.loading import tell_states
 from torpor.service.logs import make_logger
 from torpor.service.serve import ServeError, Surroundings, bind, check_devices, check_models, serve
 from torpor.service.settings.load import load_settings
@@ -146,8 +148,7 @@ def test_a_cluster_that_is_lost_under_it_ends_open_streams_and_then_it_with_1_an
         lines = answer.iter_lines()
         next(lines)
         began = time.monotonic()
-        (tmp_path / "lost.new").write_text("Ray's head has died; start again.")
-        (tmp_path / "lost.new").rename(tmp_path / "lost")
+        lose(tmp_path / "lost", "Ray's head has died; start again.")
         told = [line for line in lines if line]
         out, err = service.process.communicate(timeout=30)
     assert service.process.returncode == 1, err
@@ -156,6 +157,40 @@ def test_a_cluster_that_is_lost_under_it_ends_open_streams_and_then_it_with_1_an
     assert "requests left: 0" in out
     assert "Traceback" not in err
     assert "Ray's head has died; start again." in json.loads(told[-2][6:])["error"]["message"]
+
+
+def test_a_front_end_that_has_to_start_anew_lets_answers_end_and_ends_with_1_and_the_reason(
+    tmp_path: Path,
+) -> None:
+    """M6: nothing is lost by it, and whoever sends requests is told by /readyz. The supervisor's signal is heeded."""
+    times = {"TORPOR_SHUTDOWN": json.dumps({"notice_s": 2, "drain_s": 3})}
+    with (
+        running(tmp_path, "--joins", "--endless", environment=times) as service,
+        httpx.stream("POST", f"{service.url}/v1/chat/completions", json=HELLO, timeout=20) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        began = time.monotonic()
+        lose(tmp_path / "lost-only-here", "the raylet has died; start again.")
+        while httpx.get(f"{service.url}/readyz").status_code == 200:
+            assert time.monotonic() - began < 2
+        assert httpx.get(f"{service.url}/readyz").json() == {"status": "ending"}
+        with httpx.stream("POST", f"{service.url}/v1/chat/completions", json=HELLO, timeout=20) as late:
+            next(late.iter_lines())  # who has not heard of the end yet is served
+        service.process.send_signal(signal.SIGTERM)
+        told = [line for line in lines if line]
+        _, err = service.process.communicate(timeout=30)
+    assert service.process.returncode == 1, err
+    assert time.monotonic() - began > 4.9, "the signal has cut it short"
+    assert "torpor: the raylet has died; start again." in err
+    assert "this front end is ending" in json.loads(told[-2][6:])["error"]["message"]
+    assert "Traceback" not in err
+
+
+def lose(file: Path, why: str) -> None:
+    """Whole at once."""
+    file.with_suffix(".new").write_text(why)
+    file.with_suffix(".new").rename(file)
 
 
 def test_a_journal_that_cannot_be_used_ends_it_with_1_and_what_to_do(tmp_path: Path) -> None:
@@ -193,6 +228,41 @@ def test_cuda_without_enough_gpus_is_told(found: int, ranks: int, says: str) -> 
     environment = {"TORPOR_DEVICE__KIND": "cuda", "TORPOR_MODELS__0__TENSOR_PARALLEL": str(ranks)}
     with pytest.raises(ServeError, match=says):
         check_devices(load_settings(None, environment), lambda: found)
+
+
+class Silent:
+    """A cluster whose coordinator does not answer at first, and then that it is not to be reached."""
+
+    left = False
+
+    async def describe(self) -> None:
+        await asyncio.sleep(0.2)
+        raise ControlUnreachable("Ray's head has not answered for 5 s")
+
+    async def models(self) -> None:
+        await self.describe()
+
+    def shutdown(self) -> None:
+        self.left = True
+
+    control = inference = property(lambda self: self)
+
+
+def test_a_front_end_says_that_it_waits_for_a_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that starts right after Ray's head came back would end before Ray has seen that the old one is dead."""
+    monkeypatch.setattr("torpor.service.serve._SILENT_S", 0.05)
+    cluster, said = Silent(), []
+    around = Surroundings(lambda config: cluster, said.append, make_logger(sys.stderr), lambda: 0)
+    with pytest.raises(ServeError, match="head has not answered"):
+        serve(load_settings(None, {"TORPOR_HTTP__PORT": "0"}), around, joins=True)
+    assert "The coordinator does not answer yet; waiting up to 120 s" in said
+    assert cluster.left
+
+
+async def test_a_coordinator_that_goes_while_a_front_end_starts_does_not_end_it() -> None:
+    said: list[str] = []
+    assert await tell_states(Silent(), said.append)  # type: ignore[arg-type]
+    assert said == ["which models there are is not known yet: Ray's head has not answered for 5 s"]
 
 
 class WithoutCoordinator:

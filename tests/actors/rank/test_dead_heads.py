@@ -13,6 +13,7 @@ from torpor.actors.messages import GenerateRequest
 from torpor.actors.ports import ControlUnreachable, GateClosed, LeaderLost
 from torpor.actors.ray import lookup
 from torpor.actors.ray.inference import RayInference
+from torpor.actors.ray.names import COORDINATOR
 from torpor.actors.ray.ports import RayControl
 
 ANSWER_S = 0.2
@@ -92,6 +93,19 @@ async def test_calls_of_the_coordinator_end_in_time_and_with_the_reason_once_it_
     for request in (asking, asyncio.ensure_future(control.models())):
         with pytest.raises(ControlUnreachable, match="Ray's head has died"):
             await asyncio.wait_for(request, 2)
+
+
+async def test_what_ray_remembers_of_the_coordinator_is_no_answer_of_its_head(head: Head) -> None:
+    """Ray tells of an actor that it has found before without asking anybody."""
+
+    def find(name: str) -> object:
+        return object() if name == COORDINATOR else head.find(name)
+
+    control = RayControl("here", find)  # type: ignore[arg-type]
+    assert not await control.head_answers()
+    head.over.set()
+    await asyncio.sleep(0.1)
+    assert await control.head_answers()
 
 
 async def test_a_head_that_knows_no_coordinator_answers_all_the_same(head: Head) -> None:
