@@ -8,7 +8,6 @@ import contextlib
 import logging
 import os
 import secrets
-import socket
 import sys
 import time
 import uuid
@@ -27,6 +26,7 @@ from torpor.actors.messages import ModelState, ModelView
 from torpor.actors.ports import InferenceAtLeaders, Loss
 from torpor.actors.ray.calls import first_line
 from torpor.actors.ray.inference import RayInference
+from torpor.actors.ray.knocking import knock
 from torpor.actors.ray.names import COORDINATOR, JOURNAL_RESOURCE
 from torpor.actors.ray.ports import RayControl
 from torpor.actors.ray.raylet import Raylet, raylet_of
@@ -147,7 +147,7 @@ def with_device_name(config: ClusterConfig) -> ClusterConfig:
 def connect(namespace: str = "torpor", address: str = "auto") -> Cluster:
     """Join a Ray cluster that runs. Its token must be in the environment, as Ray wants it. Raises NoCluster."""
     try:
-        _knock(address)
+        knock(address)
         ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
     except (RayError, OSError, RuntimeError, ValueError) as error:
         where = "on this machine" if address == "auto" else f"at {address}"
@@ -161,16 +161,6 @@ def connect(namespace: str = "torpor", address: str = "auto") -> Cluster:
 def join(namespace: str = "torpor", address: str = "auto") -> Cluster:
     """As `connect`; a process that is in a Ray cluster already, such as a trainer's, stays in that one."""
     return _cluster(namespace, owned=False) if ray.is_initialized() else connect(namespace, address)
-
-
-def _knock(address: str) -> None:
-    """Ray asks an address where nobody listens again and again, for minutes. Raises OSError, ValueError."""
-    if address == "auto":
-        return
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit():
-        raise ValueError(f"{address!r} is not HOST:PORT, such as 10.0.0.7:6379")
-    socket.create_connection((host.strip("[]"), int(port)), KNOCK_S).close()
 
 
 def create_coordinator(config: ClusterConfig) -> None:
