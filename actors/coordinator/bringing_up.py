@@ -64,6 +64,7 @@ class BringUp:
                     await self._fail(model.name, refusal.reason)
                     return
                 made = await self._maker.make(model, self._epoch(), to_park(runtime.published))
+                runtime.coming = made
             async with asyncio.timeout(self._deadlines.load_s):
                 await self._maker.load(model)
             if made:
@@ -73,6 +74,8 @@ class BringUp:
             await self._fail(model.name, why_not_loaded(error, self._deadlines))
             with contextlib.suppress(Exception):  # it is failed already, and can be recovered or deleted
                 await self._maker.end(model)  # ranks that hold memory and serve nobody help nobody
+        finally:
+            runtime.coming = ()
 
 
 def why_not_loaded(error: Exception, deadlines: Deadlines) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from torpor.actors.audit import AuditEntry
 from torpor.actors.config import ClusterConfig, ModelConfig
 from torpor.actors.coordinator.acceptance import as_configured, conflict_of, refusal_of, unknown_hold
+from torpor.actors.coordinator.asking import ask_status
 from torpor.actors.coordinator.care import Care
 from torpor.actors.coordinator.execution import Execution
 from torpor.actors.coordinator.feed import Feed
@@ -38,13 +39,11 @@ from torpor.actors.messages import (
     Operation,
     OperationRequest,
     OperationState,
-    RankStatus,
     Refusal,
 )
 from torpor.actors.news import Changes, Position
-from torpor.actors.ports import RankMaker, RankPort, RankUnreachable
+from torpor.actors.ports import RankMaker, RankPort
 
-STATUS_S = 2.0  # how long a listing waits for a rank
 REMEMBERED = 1000  # finished operations at hand without asking the journal
 
 
@@ -86,7 +85,7 @@ class Coordinator:
             self._writer,
             self.feed,
             now,
-            status=self._status,
+            status=ask_status,
             carry_out=self._carry_out_now,
             spawn=self._spawn,
         )
@@ -168,7 +167,7 @@ class Coordinator:
 
     async def _highest_epoch(self) -> int:
         """That any attached rank has seen; who does not answer now is asked again when its model is settled."""
-        asked = [self._status(runtime, port) for runtime in self._models.values() for port in runtime.ports]
+        asked = [ask_status(runtime, port) for runtime in self._models.values() for port in runtime.ports]
         return max((status.epoch for status in await asyncio.gather(*asked)), default=0)
 
     async def fail(self, model: str, reason: str) -> None:
@@ -367,24 +366,12 @@ class Coordinator:
 
     async def model(self, name: str) -> ModelView:
         runtime = self._known(name)
-        statuses = await asyncio.gather(*(self._status(runtime, port) for port in runtime.ports))
+        seen = runtime.ports or runtime.coming
+        statuses = await asyncio.gather(*(ask_status(runtime, port) for port in seen))
         return runtime.view(statuses)
 
     async def describe(self) -> ClusterConfig:
         return replace(self.config, models=tuple(runtime.config for runtime in self._models.values()))
-
-    async def _status(self, runtime: ModelRuntime, port: RankPort) -> RankStatus:
-        try:
-            async with asyncio.timeout(STATUS_S):
-                status = await port.status()
-        except TimeoutError:
-            return runtime.unknown_status(port.rank, f"unknown: no answer within {STATUS_S:g} s")
-        except RankUnreachable as error:
-            return replace(runtime.unknown_status(port.rank, f"gone: {error}"), loaded=False)
-        except Exception as error:
-            return runtime.unknown_status(port.rank, f"unknown: {type(error).__name__}: {error}")
-        runtime.statuses[port.rank] = status
-        return status
 
     def published_state(self, model: str) -> ModelState:
         """As `models` tells it. KeyError when there is no such model."""

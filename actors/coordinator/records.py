@@ -221,14 +221,20 @@ def same_request(
     return modes[0] == modes[1]
 
 
+def rank_record(slot: RankSlot) -> RankRecord:
+    """How far a rank is, without what it has moved."""
+    record = RankRecord(slot.rank, outcome=slot.outcome, reason=slot.reason)
+    if slot.status is not None:
+        record.node, record.device = slot.status.node, slot.status.device_id
+    return record
+
+
 def fill(operation: Operation, machine: Machine) -> None:
     """What the machine knows of ranks, bytes and reasons, into the record that people see."""
     operation.ranks = []
     for slot in machine.slots:
         best = slot.committed or slot.plan
-        record = RankRecord(slot.rank, outcome=slot.outcome, reason=slot.reason)
-        if slot.status is not None:
-            record.node, record.device = slot.status.node, slot.status.device_id
+        record = rank_record(slot)
         if best is not None and (slot.committed is not None or machine.request.dry_run):
             record.freed_bytes = best.freed_bytes
             record.residual = dict(best.residual)

@@ -11,7 +11,7 @@ from torpor.actors.config import ModelConfig
 from torpor.actors.coordinator.budget import Place
 from torpor.actors.coordinator.driver import Driver
 from torpor.actors.coordinator.machine import Machine
-from torpor.actors.coordinator.records import Published, makes_hold, same_request
+from torpor.actors.coordinator.records import Published, makes_hold, rank_record, same_request
 from torpor.actors.coordinator.spans import OperationSpans
 from torpor.actors.coordinator.steps import Step
 from torpor.actors.messages import (
@@ -57,7 +57,10 @@ class Run:
 
     def told(self) -> Operation:
         """The record as others may see it now: it runs until its end is written and the next one has its turn."""
-        return as_running(self.operation)
+        ranks = self.operation.ranks
+        if not ranks and self.machine is not None:
+            ranks = [rank_record(slot) for slot in self.machine.slots]
+        return replace(as_running(self.operation), ranks=ranks)
 
     def release_locks(self) -> None:
         while self.locks:
@@ -69,6 +72,7 @@ class ModelRuntime:
     config: ModelConfig
     published: Published
     ports: Sequence[RankPort] = ()
+    coming: Sequence[RankPort] = ()  # they load, and are not attached yet: to look at alone
     ready: asyncio.Event = field(default_factory=asyncio.Event)  # no doubt left: awake, asleep or failed
     settling: asyncio.Lock = field(default_factory=asyncio.Lock)
     ending: set[str] = field(

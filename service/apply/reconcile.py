@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -16,10 +17,13 @@ from torpor.actors.messages import (
     OperationRequest,
     OperationState,
 )
-from torpor.actors.ports import Control, ModelExists
+from torpor.actors.ports import Control, ControlUnreachable, ModelExists
 from torpor.service.apply.plan import Action, Plan, Step
+from torpor.service.progress import Board, of_model, of_operation
+from torpor.service.wire import model_json, operation_json
 
 _POLL_S = 0.25
+_RANKS_S = 1.0  # for ranks to tell whether they have loaded
 _COMING = (ModelState.LOADING, ModelState.RECOVERING)
 
 
@@ -37,11 +41,11 @@ class Result:
 
 
 class Reconciler:
-    """say: told of progress, a line each."""
+    """board: is told of progress."""
 
-    def __init__(self, control: Control, say: Callable[[str], None]) -> None:
+    def __init__(self, control: Control, board: Board) -> None:
         self._control = control
-        self._say = say
+        self._board = board
 
     async def carry_out(self, plan: Plan) -> list[Result]:
         """One result for each step, in the plan's order. A model that cannot be deleted keeps no other from its step."""
@@ -55,33 +59,58 @@ class Reconciler:
         end_s = loop.time() + timeout_s
         while True:
             views = {view.name: view for view in await self._control.models()}
+            coming = [view for view in views.values() if view.state in _COMING]
+            for view in coming:
+                self._board.show(view.name, of_model(model_json(await self._with_ranks(view))))
             for name, view in views.items():
-                if told.get(name) is not view.state:
-                    told[name] = view.state
-                    self._say(f"{name}: {view.state}")
-            coming = [view.name for view in views.values() if view.state in _COMING]
+                if view.state not in _COMING and told.get(name) is not view.state:
+                    self._board.end(name)
+                    self._board.say(f"{name}: {view.state}")
+                told[name] = view.state
             if not coming or loop.time() > end_s:
                 return [_loaded(result, views, timeout_s) for result in results]
             await asyncio.sleep(_POLL_S)
+
+    async def _with_ranks(self, view: ModelView) -> ModelView:
+        """As published where ranks do not tell in time, or nobody would see it."""
+        if self._board.live:
+            with contextlib.suppress(TimeoutError, KeyError):
+                async with asyncio.timeout(_RANKS_S):
+                    return await self._control.model(view.name)
+        return view
 
     async def _delete(self, step: Step) -> Result:
         if not step.deletes:
             return Result(step)
         name = step.model.name
-        self._say(f"{name}: deleting")
+        self._board.say(f"{name}: deleting")
         wish = OperationRequest(Kind.DELETE, name, on_conflict=OnConflict.WAIT)
         begun = await self._control.submit(wish)
-        operation: Operation = await self._control.wait(begun.id)
+        watching = asyncio.create_task(self._watch(begun.id))
+        try:
+            operation: Operation = await self._control.wait(begun.id)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            self._board.end(begun.id)
         if operation.state is OperationState.SUCCEEDED:
             return Result(step)
         rejected = operation.state is OperationState.REJECTED
         reason = f"it was not deleted ({operation.id}): {operation.reason or operation.state}"
         return Result(step, Outcome.REJECTED if rejected else Outcome.FAILED, reason)
 
+    async def _watch(self, operation_id: str) -> None:
+        while True:
+            await asyncio.sleep(_POLL_S)
+            with contextlib.suppress(ControlUnreachable):
+                operation = await self._control.operation(operation_id)
+                if operation.state is OperationState.RUNNING:
+                    self._board.show(operation_id, of_operation(operation_json(operation)))
+
     async def _put(self, step: Step) -> Result:
         try:
             if step.creates:
-                self._say(f"{step.model.name}: creating, {step.model.tensor_parallel} rank(s)")
+                self._board.say(f"{step.model.name}: creating, {step.model.tensor_parallel} rank(s)")
                 await self._control.create(step.model)
             elif step.action is Action.CHANGE:
                 await self._control.adapt(step.model)

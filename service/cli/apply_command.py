@@ -16,8 +16,10 @@ from torpor.actors.ports import Control, ControlUnreachable
 from torpor.service.apply.plan import Plan, make_plan, plan_json
 from torpor.service.apply.reconcile import Outcome, Reconciler, Result, result_json
 from torpor.service.cli import tables
+from torpor.service.cli.boards import board_on
 from torpor.service.cli.output import Output
 from torpor.service.cli.serve_command import say, with_default_model
+from torpor.service.progress import Board
 from torpor.service.serve import ServeError
 from torpor.service.settings.load import load_settings
 from torpor.service.settings.shape import Settings, cluster_config
@@ -56,8 +58,11 @@ class Joined(Protocol):
 Join = Callable[[str, str], Joined]  # namespace, address
 
 
-def run_apply(wishes: Wishes, join: Join | None = None) -> int:
-    """The exit code: 0 as the file says, 1 something failed, 3 something was refused. Raises ServeError."""
+def run_apply(wishes: Wishes, join: Join | None = None, console: Console | None = None) -> int:
+    """The exit code: 0 as the file says, 1 something failed, 3 something was refused. Raises ServeError.
+
+    console: where progress is told, by default stderr.
+    """
     environment = dict(os.environ)
     if wishes.address is not None:
         environment["TORPOR_RAY__ADDRESS"] = wishes.address
@@ -65,14 +70,16 @@ def run_apply(wishes: Wishes, join: Join | None = None) -> int:
     config = cluster_config(settings)
     joined = (join or join_ray_cluster)(config.namespace, settings.ray.address)
     try:
-        return asyncio.run(_apply(joined, settings, config, wishes))
+        return asyncio.run(_apply(joined, settings, config, wishes, console or Console(stderr=True)))
     except ControlUnreachable as error:
         raise ServeError(str(error)) from None
     finally:
         joined.shutdown()
 
 
-async def _apply(joined: Joined, settings: Settings, config: ClusterConfig, wishes: Wishes) -> int:
+async def _apply(
+    joined: Joined, settings: Settings, config: ClusterConfig, wishes: Wishes, console: Console
+) -> int:
     there = joined.has_coordinator()
     plan = make_plan(await _described(joined.control) if there else None, config, settings, wishes.prune)
     report: dict[str, Any] = {"coordinator": "running" if there else "to be started", **plan_json(plan)}
@@ -81,7 +88,8 @@ async def _apply(joined: Joined, settings: Settings, config: ClusterConfig, wish
     results: list[Result] = []
     lost = models_lost_by(plan)
     if not plan.fixed and not lost and not wishes.dry_run:
-        results = await _carry_out(joined, config, Reconciler(joined.control, say), plan, there, wishes)
+        with board_on(console, bars=not wishes.as_json) as board:
+            results = await _carry_out(joined, config, board, plan, there, wishes)
         report["results"] = [result_json(result) for result in results]
     if wishes.as_json:
         Output(True).show(report, tables.plan)
@@ -102,11 +110,12 @@ async def _apply(joined: Joined, settings: Settings, config: ClusterConfig, wish
 
 
 async def _carry_out(
-    joined: Joined, config: ClusterConfig, reconciler: Reconciler, plan: Plan, there: bool, wishes: Wishes
+    joined: Joined, config: ClusterConfig, board: Board, plan: Plan, there: bool, wishes: Wishes
 ) -> list[Result]:
+    reconciler = Reconciler(joined.control, board)
     try:
         if not there:
-            say(f"starting the coordinator in the namespace {config.namespace!r}")
+            board.say(f"starting the coordinator in the namespace {config.namespace!r}")
             joined.start_coordinator(config)  # whose models are there when they are asked for below
         results = await reconciler.carry_out(plan)
     except ControlUnreachable:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from service_memory_cluster import JoinedCluster
 
 from torpor.actors.config import ClusterConfig, GateConfig
@@ -32,10 +35,10 @@ def apply(tmp_path: Path, cluster: JoinedCluster, monkeypatch: pytest.MonkeyPatc
     """The exit code of an apply of these models and other lines."""
     monkeypatch.setenv("COLUMNS", "200")
 
-    def run(*models: str, more: str = "", **wishes: Any) -> int:
+    def run(*models: str, more: str = "", console: Console | None = None, **wishes: Any) -> int:
         file = tmp_path / "torpor.yaml"
         file.write_text(f"models: [{', '.join(models)}]\n{more}")
-        return run_apply(Wishes(file, timeout_s=20, **wishes), lambda namespace, address: cluster)
+        return run_apply(Wishes(file, timeout_s=20, **wishes), lambda namespace, address: cluster, console)
 
     return run
 
@@ -209,3 +212,45 @@ def test_somebody_elses_change_meanwhile_is_told_and_nothing_is_changed(
 
 async def answer(config: ClusterConfig) -> ClusterConfig:
     return config
+
+
+BIGGER = "{name: chat, engine: {model: m}, tensor_parallel: 2, kv_cache: {gpu_bytes: 1MiB}}"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_shows_what_is_deleted_and_which_ranks_have_loaded(
+    apply: Apply, cluster: JoinedCluster, capsys: pytest.CaptureFixture[str], terminal: bool
+) -> None:
+    """Bars that are gone afterwards on a terminal, lines elsewhere; the plan goes to stdout all the same."""
+    apply(CHAT)
+    capsys.readouterr()
+    cluster.maker.delay_s |= {"end": 0.8, "load": 0.8}
+    drawn = io.StringIO()
+    console = Console(file=drawn, force_terminal=terminal, width=100)
+    assert apply(BIGGER, console=console) == DONE
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.getvalue())
+    for said in ("torpor: chat: deleting", "delete chat: end", "chat: creating", "torpor: chat: awake"):
+        assert said in text, text
+    if terminal:
+        assert "chat: loading, 0 of 2 ranks" in text
+        assert "\x1b[2K" in drawn.getvalue()[-12:], "the last that is drawn takes it away"
+    else:
+        assert "\x1b" not in drawn.getvalue()
+        lines = text.splitlines()
+        assert lines.count("torpor: chat: loading") == 1 and lines[-1] == "torpor: chat: awake"
+        assert all(line.startswith("torpor: ") for line in lines)
+    captured = capsys.readouterr()
+    assert "delete and create" in captured.out
+    assert captured.err == ""
+
+
+def test_progress_draws_nothing_for_scripts(
+    apply: Apply, cluster: JoinedCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    apply(CHAT)
+    capsys.readouterr()
+    cluster.maker.delay_s["load"] = 0.5
+    drawn = io.StringIO()
+    assert apply(BIGGER, as_json=True, console=Console(file=drawn, force_terminal=True, width=100)) == DONE
+    assert json.loads(capsys.readouterr().out)["results"][0]["outcome"] == "done"
+    assert "\x1b" not in drawn.getvalue()

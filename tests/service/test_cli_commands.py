@@ -149,6 +149,10 @@ def test_a_failed_operation_exits_with_1(torpor: Run, house: Inside) -> None:
     assert (code, "failed" in err) == (1, True)
 
 
+def without_colours(drawn: io.StringIO) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.getvalue())
+
+
 def test_progress_names_the_phase_while_an_operation_lasts_and_is_gone_after_it(house: Inside) -> None:
     for rank in (0, 1):
         house.rig.rank(rank=rank).delay_s["stage"] = 1.0
@@ -156,9 +160,33 @@ def test_progress_names_the_phase_while_an_operation_lasts_and_is_gone_after_it(
     console = Console(file=drawn, force_terminal=True, width=100)
     with house.client() as client, following(client, "sleep", "chat", shown=True, console=console):
         client.sleep("chat")
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.getvalue())
-    assert "sleep chat: stage" in text
+    text = without_colours(drawn)
+    assert "sleep chat: stage, 0 of 2 ranks" in text
     assert drawn.getvalue().endswith("\x1b[2K"), "the last that is drawn takes it away"
+
+
+def test_progress_is_a_line_for_each_step_where_there_is_no_terminal(house: Inside) -> None:
+    """Which ranks have a phase behind them is told while others have it before them."""
+    house.rig.rank(rank=0).delay_s["stage"] = 0.5
+    house.rig.rank(rank=1).delay_s["stage"] = 1.5
+    console = Console(file=io.StringIO(), width=40)
+    with house.client() as client, following(client, "sleep", "chat", shown=True, console=console):
+        client.sleep("chat")
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert lines[:2] == [f"torpor: sleep chat: stage, {done} of 2 ranks" for done in (0, 1)]
+    assert len(lines) == len(set(lines)), "nothing is said twice"
+
+
+def test_several_operations_of_one_call_have_a_bar_each(house: Inside) -> None:
+    for model in ("chat", "draft"):
+        house.rig.rank(model).delay_s["stage"] = 1.0
+    drawn = io.StringIO()
+    console = Console(file=drawn, force_terminal=True, width=100)
+    with house.client() as client, following(client, "sleep", "*", shown=True, console=console):
+        client.sleep("*")
+    assert "sleep chat: stage, 1 of 2 ranks" in without_colours(drawn)
+    assert "sleep draft: stage" in without_colours(drawn)
 
 
 @pytest.mark.parametrize("shown", [True, False])

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from torpor.service.cli import tables
-from torpor.service.cli.following import make_progress
+from torpor.service.cli.boards import make_progress
 from torpor.service.cli.options import Json
 from torpor.service.cli.output import Output
 from torpor.service.units import parse_size_bytes
