@@ -134,23 +134,6 @@ def test_a_front_door_has_the_time_to_end(shape: Path, tmp_path: Path) -> None:
     assert grace_s >= times.notice_s + times.drain_s + (times.park_timeout_s if times.park else 0) + 5
 
 
-def test_a_new_image_changes_images_and_the_job_and_nothing_else() -> None:
-    shape = SHAPES[1]
-    before, after = render(shape), render(shape, "--set", "image.tag=9.9.9")
-    changed = [
-        (old.strip(), new.strip())
-        for old, new in zip(before.text.splitlines(), after.text.splitlines(), strict=True)
-        if old != new
-    ]
-    images = ("image: torpor:0.1.0", "image: torpor:9.9.9")
-    names = [pair for pair in changed if pair != images]
-    assert changed.count(images) == 3  # head, worker, front door
-    assert [old[:15] for old, _ in names] == ["name: rel-apply"]
-    strategy = after.of_kind("Deployment")["spec"]["strategy"]["rollingUpdate"]
-    assert strategy == {"maxUnavailable": 0, "maxSurge": 1}
-    assert after.of_kind("RayCluster")["spec"]["upgradeStrategy"] == {"type": "None"}
-
-
 def test_monitoring_is_left_out_where_nobody_would_read_it() -> None:
     shape = CHART / "ci" / "high-availability-values.yaml"
     text = helm("template", "rel", str(CHART), "-f", str(shape))
