@@ -1,6 +1,6 @@
 """Alerts and dashboard ask only for what the service exports: names, labels, and values of labels that are enums.
 
-The syntax beyond that is Prometheus' own; its promtool is no package of ours.
+Their syntax, functions and types are promql-parser's to judge: Prometheus' own promtool is no package.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import promql_parser
 import pytest
 import yaml
 from prometheus_client.metrics import Gauge, MetricWrapperBase
@@ -24,6 +25,7 @@ DASHBOARD = ROOT / "deploy" / "grafana" / "torpor.json"
 VALUES = {"state": set(ModelState), "outcome": set(OperationState), "kind": set(Kind), "tier": set(TIERS)}
 _SERIES = re.compile(r"\b(torpor_\w+)(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
+_GRAFANAS = re.compile(r"\$__\w+")  # spans of time that Grafana puts in
 _BY = re.compile(r"\bby \(([^)]*)\)")
 
 
@@ -59,8 +61,12 @@ def faults(query: str, text: str, known: dict[str, set[str]]) -> list[str]:
     found: list[str] = []
     series = _SERIES.findall(query)
     labels: set[str] = set()
-    if not series or query.count("(") != query.count(")"):
+    if not series:
         found.append(f"no query: {query}")
+    try:
+        promql_parser.parse(_GRAFANAS.sub("5m", query))
+    except ValueError as error:
+        found.append(f"no PromQL: {error}")
     for name, matchers in series:
         if name not in known:
             found.append(f"{name} is not exported")
@@ -101,7 +107,14 @@ def test_queries_ask_for_what_the_service_exports(queries: object) -> None:
         ('torpor_gate_open{modell="x"}', "torpor_gate_open has no label modell"),
         ("sum by (rank) (torpor_gate_open)", "no label rank to group by"),
         ("rate(torpor_operations[5m])", "torpor_operations is not exported"),
-        ("sum(torpor_gate_open", "no query: sum(torpor_gate_open"),
+        ("sum(up)", "no query: sum(up)"),
+        ("sum(torpor_gate_open", "no PromQL: unclosed left parenthesis"),
+        ("rte(torpor_operations_total[5m])", "no PromQL: unknown function with name 'rte'"),
+        (
+            "rate(torpor_operations_total)",
+            "no PromQL: expected type matrix in call to function 'rate', got vector",
+        ),
+        ("rate(torpor_operations_total[5x])", "no PromQL: bad number or duration syntax: 5x"),
     ],
 )
 def test_a_query_for_what_is_not_there_is_found(query: str, fault: str) -> None:
