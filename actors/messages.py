@@ -122,6 +122,7 @@ class RejectCode(StrEnum):
     UNKNOWN_MODEL = "unknown_model"
     UNKNOWN_TAG = "unknown_tag"
     CONFLICT = "conflict"  # another operation runs
+    GENERATION = "generation"  # the model has changed since the caller looked
     HELD = "held"  # an automatic wake met a hold
     WRONG_STATE = "wrong_state"  # loading, failed, recovering
     DEVICE_MEMORY = "device_memory"
@@ -193,6 +194,9 @@ class OperationRequest:
     on_discard: OnDiscard | None = None  # of a wake; None: as configured, on a rank: wait
     weights_path: str = ""
     weights_handed: str = ""
+    generation: int | None = (
+        None  # refused where the model has another: it has changed since the caller looked
+    )
     traceparent: str = ""  # W3C, of the span beneath which it is traced; says nothing of what is asked for
 
 

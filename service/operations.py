@@ -41,7 +41,7 @@ async def run_native(
     body = parse(SleepBody if kind is Kind.SLEEP else WakeBody, tree)
     views = await published_models(control)
     chosen, fan_out = targets(body, path_model, [view.name for view in views])
-    _check_generation(request.headers.get("if-match"), chosen, views)
+    generation = _generation(request, chosen, views)
     default = on_conflict_of(Dialect.NATIVE, tree)
     key = request.headers.get("idempotency-key")
     requests = [
@@ -55,6 +55,7 @@ async def run_native(
         )
         for name in chosen
     ]
+    requests = [replace(one, generation=generation) for one in requests]
     return await _run_all(control, request, requests, views, fan_out)
 
 
@@ -63,7 +64,7 @@ async def run_on(control: Control, request: Request, wish: OperationRequest) -> 
     views = await published_models(control)
     if wish.model not in [view.name for view in views]:
         raise unknown_model(wish.model, [view.name for view in views])
-    _check_generation(request.headers.get("if-match"), [wish.model], views)
+    wish = replace(wish, generation=_generation(request, [wish.model], views))
     key = request.headers.get("idempotency-key")
     if key:
         wish = replace(wish, idempotency_key=f"{caller_of(request).name}:{wish.kind}:{wish.model}:{key}")
@@ -137,18 +138,27 @@ async def find_model(control: Control, name: str) -> ModelView:
         raise unknown_model(name, [view.name for view in await published_models(control)]) from None
 
 
-def _check_generation(header: str | None, chosen: list[str], views: list[ModelView]) -> None:
+def _generation(request: Request, chosen: list[str], views: list[ModelView]) -> int | None:
+    """What If-Match names; None: whichever it is. The coordinator compares once more, when nothing can come between.
+
+    Under an idempotency key only the coordinator does: who asks again for what has been done gets that.
+    """
+    header = request.headers.get("if-match")
     if header is None:
-        return
+        return None
     if len(chosen) != 1:
         detail = "If-Match names the generation of one model, and this request means several."
         raise Problem(422, Code.INVALID_FIELD, detail, hint="Name one model, or leave If-Match out.")
     now = next(view.generation for view in views if view.name == chosen[0])
     wanted = header.strip().removeprefix("W/").strip('"')
-    if wanted not in ("*", str(now)):
+    if wanted == "*":
+        return None
+    known = int(wanted) if wanted.isdecimal() and len(wanted) < 19 else None
+    if known is None or (known != now and "idempotency-key" not in request.headers):
         detail = f"{chosen[0]!r} has generation {now}, not {wanted}: it has changed since you looked."
         hint = f"Look at GET /models/{chosen[0]} and repeat with its generation."
-        raise Problem(412, Code.GENERATION, detail, hint=hint, generation=now)
+        raise Problem(412, RejectCode.GENERATION, detail, hint=hint, generation=now)
+    return known
 
 
 def _wants_async(request: Request) -> bool:

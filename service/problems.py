@@ -31,7 +31,6 @@ class Code(StrEnum):
     UNKNOWN_OPERATION = "unknown_operation"
     OPERATION_FINISHED = "operation_finished"
     NO_LEASE = "no_lease"
-    GENERATION = "generation"
     IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
     FAILED = "operation_failed"
     GATE_CLOSED = "gate_closed"
@@ -54,6 +53,7 @@ REJECT_STATUS: Mapping[RejectCode, int] = {
     RejectCode.UNKNOWN_TAG: 400,
     RejectCode.CONFLICT: 409,
     RejectCode.HELD: 409,
+    RejectCode.GENERATION: 412,
     RejectCode.WRONG_STATE: 409,
     RejectCode.DEVICE_MEMORY: 507,
     RejectCode.HOST_MEMORY: 507,
@@ -76,6 +76,7 @@ REJECT_HINT: Mapping[RejectCode, str] = {
     RejectCode.UNKNOWN_MODEL: "Name one of the known models.",
     RejectCode.UNKNOWN_TAG: "Name some of the known tags, or leave `tags` out for all.",
     RejectCode.CONFLICT: 'Wait for the running operation, cancel it, or send `"on_conflict": "wait"`.',
+    RejectCode.GENERATION: "Look at GET /models/{m} and repeat with its generation.",
     RejectCode.HELD: "It was put to sleep on purpose. Wake it with POST /models/{m}/wake.",
     RejectCode.WRONG_STATE: (
         'Look at GET /models/{m}; `"on_conflict": "wait"` waits for a loading model, and '

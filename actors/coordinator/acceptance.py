@@ -60,12 +60,26 @@ def refusal_of(
         return Refusal(RejectCode.REFUSED, f"no {request.kind} here: this coordinator makes no ranks")
     if runtime.deleting and request.kind is not Kind.DELETE:
         return Refusal(RejectCode.UNKNOWN_MODEL, f"{request.model!r} is being deleted")
+    changed = changed_since(runtime, request)
+    if changed is not None:
+        return changed
     known = runtime.published.tags
     for tag in (*(request.tags or ()), *request.restore):
         if known and tag not in known:
             text = f"no tag {tag!r}; {request.model!r} has {', '.join(known)}"
             return Refusal(RejectCode.UNKNOWN_TAG, text, tag)
     return _wrong_state(runtime, request) or held(runtime.published, request)
+
+
+def changed_since(runtime: ModelRuntime, request: OperationRequest) -> Refusal | None:
+    """The model is no longer what the caller has looked at; asked again of what has waited for its turn."""
+    now = runtime.published.generation
+    if request.generation in (None, now):
+        return None
+    text = (
+        f"{request.model!r} has generation {now}, not {request.generation}: it has changed since you looked"
+    )
+    return Refusal(RejectCode.GENERATION, text)
 
 
 def unknown_hold(request: OperationRequest, sleep: Operation | None) -> Refusal | None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from torpor.actors.config import ClusterConfig
-from torpor.actors.coordinator.acceptance import in_force
+from torpor.actors.coordinator.acceptance import changed_since, in_force
 from torpor.actors.coordinator.budget import Place
 from torpor.actors.coordinator.claims import Claims
 from torpor.actors.coordinator.contents import contents_after, modes_after, paused_after, version_after
@@ -112,7 +112,7 @@ class Execution:
             return Refusal(
                 RejectCode.WRONG_STATE, f"{run.request.model!r} is failed: {runtime.published.failed}"
             )
-        return held(runtime.published, run.request)
+        return changed_since(runtime, run.request) or held(runtime.published, run.request)
 
     async def drive(
         self,

@@ -141,7 +141,7 @@ def _told(body: Mapping[str, Any], plain: Mapping[str, Any], always: frozenset[s
 
 def fingerprint(request: OperationRequest) -> str:
     """Equal for equal bodies, whatever key they came with; a retry may come from another process."""
-    body = asdict(replace(request, idempotency_key=None, caller="", traceparent=""))
+    body = asdict(replace(request, idempotency_key=None, caller="", generation=None, traceparent=""))
     plain = asdict(OperationRequest(request.kind, request.model))
     body["drain"] = _told(body["drain"], plain["drain"], _FIRST_OF_DRAIN)
     told = _told(body, plain, _FIRST_FIELDS)

@@ -148,6 +148,32 @@ async def test_if_match_refuses_a_model_that_has_changed_since(rig: Rig) -> None
     assert (await rig.http.post("/wake", json={}, headers={"If-Match": now})).status_code == 200
 
 
+async def test_of_two_that_looked_at_the_same_generation_one_is_refused_also_when_both_come_at_once(
+    rig: Rig,
+) -> None:
+    """C4: compared where nothing can come between, not only where the request came in."""
+    etag = (await rig.http.get("/models/chat")).headers["ETag"]
+    bodies = [{"tags": ["weights"], "on_conflict": "wait"}, {"tags": ["kv_cache"], "on_conflict": "wait"}]
+    answers = await asyncio.gather(
+        *(rig.http.post("/sleep", json=body, headers={"If-Match": etag}) for body in bodies)
+    )
+    assert sorted(answer.status_code for answer in answers) == [200, 412]
+    refused = next(answer.json() for answer in answers if answer.status_code == 412)
+    assert refused["code"] == "generation"
+    assert len((await rig.http.get("/models/chat")).json()["parked_tags"]) == 1
+
+
+async def test_a_key_that_comes_again_with_its_generation_gets_what_was_done(rig: Rig) -> None:
+    """C5: the model has changed since, by that very operation."""
+    etag = (await rig.http.get("/models/chat")).headers["ETag"]
+    headers = {"If-Match": etag, "Idempotency-Key": "once"}
+    first = await rig.http.post("/sleep", json={}, headers=headers)
+    again = await rig.http.post("/sleep", json={}, headers=headers)
+    assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
+    other = await rig.http.post("/wake", json={}, headers=headers | {"Idempotency-Key": "twice"})
+    assert (other.status_code, other.json()["code"]) == (412, "generation")
+
+
 async def test_a_caller_that_goes_away_changes_nothing_about_its_operation(rig: Rig) -> None:
     """C7."""
     rig.rank().delay_s["stage"] = 0.3

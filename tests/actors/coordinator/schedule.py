@@ -151,6 +151,9 @@ class Schedule:
         )
 
     async def _submit(self, request: OperationRequest) -> None:
+        runtime = self.rig.coordinator._models.get(request.model)
+        if runtime is not None and self.random.random() < 0.1:
+            request = replace(request, generation=runtime.published.generation)
         try:
             self.accepted.append((await self.rig.coordinator.submit(request)).id)
         except ControlUnreachable:
