@@ -48,7 +48,13 @@ class Link:
 
     def copy(self) -> tuple[float, float]:
         """Seconds from the GPU, and to it."""
-        return self._one(self.here, self.there), self._one(self.there, self.here)
+        return self.out(), self.back()
+
+    def out(self) -> float:
+        return self._one(self.here, self.there)
+
+    def back(self) -> float:
+        return self._one(self.there, self.here)
 
     def _one(self, to: torch.Tensor, source: torch.Tensor) -> float:
         torch.cuda.synchronize()

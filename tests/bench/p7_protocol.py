@@ -1,11 +1,11 @@
-"""P7: what the protocol of a whole operation costs beyond memory work, with two ranks on one node, over real Ray.
+"""P7: what the protocol of a whole operation costs beyond memory work, with some ranks on one node, over real Ray.
 
-    PYTHONPATH=tests python tests/bench/p7_protocol.py --json FOLDER
+    PYTHONPATH=tests python tests/bench/p7_protocol.py --json FOLDER [--device host|cuda] [--ranks 2]
 
-A model of two ranks with 128 KiB each, of which nothing is kept, sleeps and wakes; beside each operation an actor that
-is no coordinator makes five bare round trips to two actors that are no ranks, and two bare writes into a journal that
-is none. operation_s is from the operation's begin to its end as the coordinator notes them, memory work of next to
-nothing within it; asked_s is what its client waits, two more calls included.
+A model of two ranks, or more, with 128 KiB each (on a GPU two granules), of which nothing is kept, sleeps and wakes;
+beside each operation an actor that is no coordinator makes five bare round trips to as many actors that are no ranks, and
+two bare writes into a journal that is none. operation_s is from the operation's begin to its end as the coordinator notes
+them, memory work of next to nothing within it; asked_s is what its client waits, two more calls included.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ GOAL = 2.0
 
 
 @contextmanager
-def cluster_and_asker(folder: Path) -> Iterator[tuple[Cluster, Any]]:
+def cluster_and_asker(folder: Path, device: str, ranks: int) -> Iterator[tuple[Cluster, Any]]:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), *sys.path]))
     cluster = start_local(
         ClusterConfig(
-            models=(ModelConfig("toy", EngineConfig(kind="p7_actors:make_engine"), tensor_parallel=2),),
-            device=DeviceConfig("host", 2, 64 << 20),
+            models=(ModelConfig("toy", EngineConfig(kind="p7_actors:make_engine"), tensor_parallel=ranks),),
+            device=DeviceConfig(device, ranks, 64 << 20),
             host_pool=HostPoolConfig(64 << 20),
             journal_path=str(folder / "journal.db"),
         )
     )
     try:
         asyncio.run(cluster.wait_until_loaded(START_S))
-        ranks = [ray.remote(num_cpus=0)(Echo).remote() for _ in range(2)]
-        yield cluster, ray.remote(num_cpus=0)(Asker).remote(ranks, str(folder / "bare.db"))
+        echoes = [ray.remote(num_cpus=0)(Echo).remote() for _ in range(ranks)]
+        yield cluster, ray.remote(num_cpus=0)(Asker).remote(echoes, str(folder / "bare.db"))
     finally:
         cluster.shutdown()
 
@@ -83,9 +83,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True, help="folder for the result")
     parser.add_argument("--cycles", type=int, default=CYCLES)
+    parser.add_argument("--device", choices=("host", "cuda"), default="host")
+    parser.add_argument("--ranks", type=int, default=2)
     options = parser.parse_args()
-    result = Result("P7", notes="subjects took turns; a machine shared with other work: compare within a run")
-    with tempfile.TemporaryDirectory() as folder, cluster_and_asker(Path(folder)) as (cluster, asker):
+    notes = (
+        f"{options.ranks} ranks; subjects took turns; a machine shared with other work: compare within a run"
+    )
+    result, name = Result("P7", notes=notes), "host"
+    if options.device == "cuda":
+        from cycles import gpu_name
+
+        name = gpu_name()
+    if options.ranks != 2:
+        name += f"-{options.ranks}-ranks"
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        cluster_and_asker(Path(folder), options.device, options.ranks) as (cluster, asker),
+    ):
         asyncio.run(measure(result, cluster, asker, options.cycles))
     print(result.table())
     medians = {(row["case"], row["metric"]): row["median"] for row in result.rows()}
@@ -93,7 +107,7 @@ def main() -> None:
         ratio = medians[str(kind), "operation_s"] / medians[str(kind), "sum_s"]
         print(f"{kind}: {ratio:.2f} of the bare calls and writes (goal: {GOAL:g})")
     options.json.mkdir(parents=True, exist_ok=True)
-    print("kept in", result.save(options.json, "host"))
+    print("kept in", result.save(options.json, name))
 
 
 if __name__ == "__main__":

@@ -172,8 +172,13 @@ class EngineHost:
             self.engine.resume()
             raise
 
-    def wake(self, tags: Sequence[str]) -> None:
+    def wake(self, tags: Sequence[str], reload: bool = False) -> None:
+        """reload: weights that came back without contents are made anew."""
         self._transact("wake", tags, None)
+        if reload:
+            self.engine.check_source()
+            self.engine.reload_weights(lambda: None)
+            self.engine.weights_changed(False)
         self.engine.refresh()
         self.engine.resume()
 

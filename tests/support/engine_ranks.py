@@ -1,4 +1,4 @@
-"""Tensor-parallel ranks of one engine, a process each, driven over pipes."""
+"""Tensor-parallel ranks of one engine, a process each, driven over pipes: on host devices, or each on its own GPU."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import socket
 import traceback
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
+from gpu.eyes import driver_free_bytes
 from support.engine_host import EngineHost
 
 from torpor.actors.config import RankSpec
+from torpor.native import Device
 
 ANSWER_S = 120.0
 
@@ -23,10 +26,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _serve(spec: RankSpec, pipe: Connection, options: dict[str, float]) -> None:
+def _serve(spec: RankSpec, pipe: Connection, disk: Path | None, options: dict[str, float]) -> None:
     torch.set_num_threads(1)
     try:
-        host = EngineHost(spec, **options)
+        device = None
+        if spec.device.kind == "cuda":
+            torch.cuda.set_device(spec.rank)
+            torch.zeros(1, device="cuda")
+            device = Device.cuda(spec.rank)
+        host = EngineHost(spec, device=device, disk=disk, **options)
         with host:
             pipe.send(("ready", None))
             while True:
@@ -58,6 +66,13 @@ def _answer(host: EngineHost, call: str, arguments: tuple[Any, ...], keywords: d
         return host.engine._manager.stats()  # type: ignore[attr-defined]
     if call in ("sleep", "wake"):
         return getattr(host, call)(*arguments, **keywords)
+    if call == "free_bytes":  # as the kernel or the driver has it
+        return host.device.memory_info()[0] if host.device.kind == "host" else driver_free_bytes()
+    if call == "tags":
+        return host.ledger.tags
+    if call == "replays":
+        graphs = host.engine._loop._runner._graphs  # type: ignore[attr-defined]
+        return graphs.replays if graphs is not None else 0
     if call == "value":
         return getattr(host.engine, *arguments)
     if call == "skew":  # make this rank's manager unlike the others'
@@ -66,9 +81,10 @@ def _answer(host: EngineHost, call: str, arguments: tuple[Any, ...], keywords: d
 
 
 class Ranks:
-    """All ranks of one model. `leader` is rank 0."""
+    """All ranks of one model; rank 0 leads. On device kind cuda, rank n has GPU n."""
 
-    def __init__(self, spec: RankSpec, **options: float) -> None:
+    def __init__(self, spec: RankSpec, disk: Path | None = None, **options: float) -> None:
+        """disk: a folder for sleeps to disk. options: the engine's time-outs."""
         context = multiprocessing.get_context("spawn")
         spec = replace(
             spec,
@@ -81,7 +97,7 @@ class Ranks:
         for rank in range(spec.model.tensor_parallel):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(replace(spec, rank=rank), theirs, options), daemon=True
+                target=_serve, args=(replace(spec, rank=rank), theirs, disk, options), daemon=True
             )
             process.start()
             theirs.close()
