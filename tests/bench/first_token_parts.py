@@ -1,4 +1,4 @@
-"""Where the time to a first token goes: the engine's own calls, timed from outside.
+"""Where the time of a first token, or of any step, goes: the engine's own calls, timed from outside.
 
 Each part counts what is not within another one. What is left of the whole, mostly one thread waking another, is "rest".
 On a GPU "gpu" is from the first kernel of a forward to the last, as the device's clock has it, and overlaps the others:
@@ -84,6 +84,17 @@ class Parts:
             marks = self._marks[:forwards]
             taken["gpu"] = sum(begin.elapsed_time(end) for begin, end in marks) / 1e3
         return seconds, answer, known, taken
+
+    def while_doing(self, work: Callable[[], None]) -> dict[str, float]:
+        """Seconds by part of whatever the engine does meanwhile; and "gpu" where there is one."""
+        self._seconds.clear()
+        self._marks.clear()
+        work()
+        taken = {name: self._seconds.get(name, 0.0) for name in PARTS}
+        if self._marks:
+            torch.cuda.synchronize()
+            taken["gpu"] = sum(begin.elapsed_time(end) for begin, end in self._marks) / 1e3
+        return taken
 
     def _timed(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
         def timed(*arguments: Any, **keywords: Any) -> Any:

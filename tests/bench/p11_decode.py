@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import transformers
 from cycles import gpu_name
+from first_token_parts import Parts
 from limit import Budget, keep_at
 from record import Result
 from served import EIGHT_BILLION, SMALL, Served, make_model, text, write_checkpoint
@@ -124,6 +125,19 @@ def play_ours(folder: Path, on_host: bool, load: Load, result: Result, budget: B
         in_turns(
             budget, result, "torpor", load.batches, turn, lambda batch: ours(host, load, batch, WARM_TOKENS)
         )
+        parts = Parts(host)  # slows down a little, so that it comes last
+        for batch in load.batches:
+            budget.take(f"parts {batch}", lambda b=batch: parts_of(host, parts, load, b, result))  # type: ignore[misc]
+
+
+def parts_of(host: Served, parts: Parts, load: Load, batch: int, result: Result) -> None:
+    """Where a step's milliseconds go, prompts included; "gpu" overlaps the others."""
+    loop = host.engine._loop  # type: ignore[attr-defined]
+    steps = loop._number
+    seconds = parts.while_doing(lambda: ours(host, load, batch, load.answer_tokens) and None)
+    for name, part_s in seconds.items():
+        metric = f"{name.replace(' ', '_')}_ms_a_step"
+        result.add("torpor", f"batch {batch}, parts", metric, "ms", 1e3 * part_s / (loop._number - steps))
 
 
 def options_of(way: str, on_host: bool) -> dict[str, Any]:

@@ -13,13 +13,17 @@ from gpu.eyes import driver_free_bytes
 from support.engine_host import MIB, EngineHost, KvCacheConfig, Oracle, Said, dummy_spec
 from support.families import FAMILIES, write_family
 
+from torpor.actors.engine import experts
+from torpor.actors.engine.experts import GROUPS_ON_DEVICE
 from torpor.native import Device
 
 pytestmark = pytest.mark.gpu
-GRAPHS = ("llama", "granite_hybrid", "lfm2")  # a process has few pools, and each is for good
+# A process has few pools, and each is for good. Experts are copied in all: the device groups in bfloat16 only.
+GRAPHS = ("llama", "granite_hybrid", "lfm2", "gpt_oss", "qwen3_next")
 MODES = ["none", "memset", "cpu", "pinned", "disk"]
 KEPT = ("cpu", "pinned", "disk")
 APART = 2e-3  # of logits: products are added up in another order than on a CPU
+ROUGHLY = 2.0  # of logits of about 20, in bfloat16: what is no answer at all is further off
 LENGTHS = (1, 9, 40, 90, 17)  # five run in a bucket of eight
 
 
@@ -74,7 +78,7 @@ class Woken:
 def woken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Woken]:
     folder = tmp_path_factory.mktemp(request.param)
     oracle = Oracle(write_family(folder, request.param))
-    with engine(folder, request.param) as host:
+    with engine(folder, request.param, cuda_graphs="on") as host:
         assert host.engine.graphs_off == ""  # type: ignore[attr-defined]
         said = answers(host)
         for n, one in zip(LENGTHS, said, strict=True):
@@ -106,3 +110,21 @@ def test_texts_go_on_by_replays_where_a_sleep_has_stopped_them_s1_s2_g2_k3(woken
     woken.cycle(mode)
     assert not any(said.done.is_set() for said in asked), "all had ended: nothing was stopped"
     assert [said.wait().tokens for said in asked] == want
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] not in GROUPS_ON_DEVICE,
+    reason="torch groups tokens by expert on the host here, and no graph is captured so",
+)
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_next"])
+def test_experts_are_grouped_on_the_device_in_a_replay_of_bfloat16(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experts, "MOST_COPIED_BYTES", 0)
+    oracle = Oracle(write_family(tmp_path, family))
+    with engine(tmp_path, family, cuda_graphs="on", dtype="bfloat16") as host:
+        assert host.engine.graphs_off == ""  # type: ignore[attr-defined]
+        for n, said in zip(LENGTHS, answers(host), strict=True):
+            assert oracle.agrees(prompt(n), said.tokens, within=ROUGHLY), n
+        assert host.engine._loop._runner._graphs.replays >= 20  # type: ignore[attr-defined]
+        assert host.engine.error() == ""
