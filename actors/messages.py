@@ -259,6 +259,15 @@ class LedgerPhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Trimmed:
+    """What a rank has given back of host memory that it kept for speed. error: why it told nothing."""
+
+    rank: int
+    freed_bytes: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineChoices:
     """What an engine has chosen where its settings leave it the choice; empty where it does not tell."""
 

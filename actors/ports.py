@@ -26,6 +26,7 @@ from torpor.actors.messages import (
     RankStatus,
     RestoreMode,
     TokenEvent,
+    Trimmed,
 )
 from torpor.actors.news import Changes, Position
 
@@ -99,6 +100,9 @@ class RankPort(Protocol):
         Every answer brings the rank's status.
         """
 
+    async def trim(self, target_bytes: int) -> int:
+        """Give back host memory that is kept for speed alone until this much is left; the bytes freed (M8)."""
+
 
 class RankMaker(Protocol):
     """Makes and ends the ranks of models. All but `make` may be repeated."""
@@ -170,6 +174,9 @@ class Control(Protocol):
 
     async def model(self, name: str) -> ModelView:
         """With ranks' status. KeyError when there is no such model."""
+
+    async def trim(self, name: str, target_bytes: int) -> list[Trimmed]:
+        """As RankPort.trim, of every rank. KeyError when there is no such model."""
 
     async def describe(self) -> ClusterConfig:
         """What the cluster is to look like now, its models included."""

@@ -42,6 +42,7 @@ from torpor.service.routes import (
     openai,
     pauses,
     sglang,
+    trim,
     vllm,
     weights,
 )
@@ -103,6 +104,7 @@ def create_app(
         lives,
         pauses,
         weights,
+        trim,
         events,
         audit,
         memory,

@@ -16,7 +16,7 @@ from torpor.actors.coordinator.coordinator import Coordinator
 from torpor.actors.coordinator.journal import Journal
 from torpor.actors.coordinator.seating import Seating
 from torpor.actors.limits import host_limit_bytes
-from torpor.actors.messages import Hold, ModelView, Operation, OperationRequest
+from torpor.actors.messages import Hold, ModelView, Operation, OperationRequest, Trimmed
 from torpor.actors.news import Changes, Position
 from torpor.actors.ports import ControlUnreachable
 from torpor.actors.ray.ranks import RayRanks
@@ -60,6 +60,9 @@ class CoordinatorActor:
 
     async def renew(self, operation_id: str) -> Hold:
         return await (await self._ready()).renew(operation_id)
+
+    async def trim(self, name: str, target_bytes: int) -> list[Trimmed]:
+        return await (await self._ready()).trim(name, target_bytes)
 
     async def changes(self, after: Position | None, wait_s: float) -> Changes:
         return await (await self._ready()).changes(after, wait_s)

@@ -1,4 +1,4 @@
-"""How one rank is, asked for people and for idleness: it is answered in any case."""
+"""Questions to ranks outside of operations: how one is, and what it can spare. They are answered in any case."""
 
 from __future__ import annotations
 
@@ -6,10 +6,28 @@ import asyncio
 from dataclasses import replace
 
 from torpor.actors.coordinator.runtime import ModelRuntime
-from torpor.actors.messages import RankStatus
+from torpor.actors.messages import RankStatus, Trimmed
 from torpor.actors.ports import RankPort, RankUnreachable
 
+TRIM_S = 30.0  # it waits for a stage that runs
 STATUS_S = 2.0  # how long a listing waits for a rank
+
+
+async def trim_ranks(runtime: ModelRuntime, target_bytes: int) -> list[Trimmed]:
+    """Of all ranks at once; afterwards it is known what they still keep."""
+
+    async def trim(port: RankPort) -> Trimmed:
+        try:
+            async with asyncio.timeout(TRIM_S):
+                freed_bytes = await port.trim(target_bytes)
+        except TimeoutError:
+            return Trimmed(port.rank, error=f"no answer within {TRIM_S:g} s")
+        except Exception as error:
+            return Trimmed(port.rank, error=f"{type(error).__name__}: {error}")
+        await ask_status(runtime, port)
+        return Trimmed(port.rank, freed_bytes)
+
+    return list(await asyncio.gather(*(trim(port) for port in runtime.ports)))
 
 
 async def ask_status(runtime: ModelRuntime, port: RankPort) -> RankStatus:

@@ -17,7 +17,7 @@ from typing import Any
 from torpor.actors.audit import AuditEntry
 from torpor.actors.config import ClusterConfig, ModelConfig
 from torpor.actors.coordinator.acceptance import as_configured, conflict_of, refusal_of, unknown_hold
-from torpor.actors.coordinator.asking import ask_status
+from torpor.actors.coordinator.asking import ask_status, trim_ranks
 from torpor.actors.coordinator.care import Care
 from torpor.actors.coordinator.execution import Execution
 from torpor.actors.coordinator.feed import Feed
@@ -40,6 +40,7 @@ from torpor.actors.messages import (
     OperationRequest,
     OperationState,
     Refusal,
+    Trimmed,
 )
 from torpor.actors.news import Changes, Position
 from torpor.actors.ports import RankMaker, RankPort
@@ -369,6 +370,9 @@ class Coordinator:
         seen = runtime.ports or runtime.coming
         statuses = await asyncio.gather(*(ask_status(runtime, port) for port in seen))
         return runtime.view(statuses)
+
+    async def trim(self, name: str, target_bytes: int) -> list[Trimmed]:
+        return await trim_ranks(self._known(name), target_bytes)
 
     async def describe(self) -> ClusterConfig:
         return replace(self.config, models=tuple(runtime.config for runtime in self._models.values()))

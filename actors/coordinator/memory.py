@@ -105,6 +105,7 @@ class MemoryRank:
     _faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
     staging: str | None = None  # the operation whose stage is delayed
     staged_digest: str = ""
+    spare_host_bytes: int = 0
     _lease: asyncio.TimerHandle | None = None
     _running: set[asyncio.Task[object]] = field(default_factory=set)
 
@@ -123,6 +124,14 @@ class MemoryRank:
             return self._status()
 
         return await self._answer("status", answer)
+
+    async def trim(self, target_bytes: int) -> int:
+        def answer() -> int:
+            freed = max(0, self.spare_host_bytes - target_bytes)
+            self.spare_host_bytes -= freed
+            return freed
+
+        return await self._answer("trim", answer)
 
     async def preflight(self, call: PhaseCall, request: OperationRequest) -> PhaseReply:
         return await self._phase("preflight", call, lambda: self.ledger.preflight(call, request))

@@ -123,6 +123,10 @@ class RankActor:
     async def publish(self, call: PhaseCall) -> PhaseReply:
         return await self._core.publish(call)
 
+    @in_group("control")
+    async def trim(self, target_bytes: int) -> int:
+        return await self._core.trim(target_bytes)
+
     @in_group("inference")
     async def submit(self, front_end: str, requests: Sequence[GenerateRequest]) -> list[AdmissionReply]:
         return await self._core.submit(front_end, requests)

@@ -175,6 +175,11 @@ class RankCore:
         reply = await self._phases.publish(call) if self._phases else self._not_loaded(call)
         return await self._with_status(reply)
 
+    async def trim(self, target_bytes: int) -> int:
+        # Not here: it waits for a stage that runs, and gives pages back to the system.
+        ledger = self._machinery.ledger if self._machinery else None
+        return await asyncio.to_thread(ledger.trim_host, target_bytes) if ledger else 0
+
     # --- LeaderPort ---
 
     async def submit(self, front_end: str, requests: Sequence[GenerateRequest]) -> list[AdmissionReply]:

@@ -22,6 +22,7 @@ from torpor.actors.messages import (
     PhaseCall,
     PhaseReply,
     RankStatus,
+    Trimmed,
 )
 from torpor.actors.news import Changes, Position
 from torpor.actors.ports import ControlUnreachable, RankUnreachable
@@ -61,6 +62,9 @@ class RayRankPort:
 
     async def publish(self, call: PhaseCall) -> PhaseReply:
         return cast(PhaseReply, await self._call("publish", call))
+
+    async def trim(self, target_bytes: int) -> int:
+        return cast(int, await self._call("trim", target_bytes))
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         if self._handle is None:
@@ -127,6 +131,9 @@ class RayControl:
 
     async def renew(self, operation_id: str) -> Hold:
         return cast(Hold, await self._call("renew", operation_id))
+
+    async def trim(self, name: str, target_bytes: int) -> list[Trimmed]:
+        return cast("list[Trimmed]", await self._call("trim", name, target_bytes))
 
     async def changes(self, after: Position | None, wait_s: float) -> Changes:
         return cast(Changes, await self._call("changes", after, min(wait_s, WAIT_SLICE_S)))

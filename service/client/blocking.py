@@ -96,6 +96,11 @@ class Client(Operations):
     def cancel(self, operation_id: str) -> dict[str, Any]:
         return self._send(Call("POST", path_of("operations", operation_id, "cancel")))
 
+    def trim(self, model: str, target_bytes: int = 0) -> dict[str, Any]:
+        """Have each rank give back host memory that it keeps for speed alone, until this much is left."""
+        body = {"target_bytes": target_bytes}
+        return self._send(Call("POST", path_of("models", model, "trim"), body))
+
     def renew(self, operation_id: str) -> dict[str, Any]:
         """Renew the lease of the hold that this sleep is. Rejected when it holds no lease any more."""
         return self._send(Call("POST", path_of("operations", operation_id, "renew")), RENEW_TIMEOUT_S)

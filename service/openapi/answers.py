@@ -42,6 +42,7 @@ ANSWERS: Mapping[str, Answer] = {
     "POST /models/{model}/pause": _NATIVE,
     "POST /models/{model}/unpause": _NATIVE,
     "POST /models/{model}/update_weights": _NATIVE,
+    "POST /models/{model}/trim": Answer("Trimmed", (*WITH_BODY, *OF_A_MODEL, 409)),
     "GET /operations": Answer("Operations", (*WITH_QUERY, *OF_A_MODEL)),
     "GET /operations/{operation_id}": Answer("Operation", OF_A_MODEL),
     "POST /operations/{operation_id}/cancel": Answer("Operation", (*OF_A_MODEL, 409)),

@@ -42,6 +42,10 @@ def shapes() -> dict[str, Schema]:
         | {"created": {"type": "integer"}, "choices": {"type": "array", "items": {"type": "object"}}}
         | {"usage": {"type": "object"}}
     )
+    trimmed = _record({"rank": _BYTES, "freed_bytes": _BYTES, "error": {"type": "string"}})
+    made["Trimmed"] = _record(
+        {"model": {"type": "string"}, "freed_bytes": _BYTES, "ranks": {"type": "array", "items": trimmed}}
+    )
     made["Object"] = {"type": "object"}
     codes = sorted({str(code) for code in (*Code, *RejectCode)})
     made["Problem"] = PROBLEM_SCHEMA | {

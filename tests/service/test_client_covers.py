@@ -26,6 +26,7 @@ METHODS = {
     "POST /models/{model}/pause": "pause",
     "POST /models/{model}/unpause": "unpause",
     "POST /models/{model}/update_weights": "update_weights",
+    "POST /models/{model}/trim": "trim",
     "GET /operations": "operations",
     "GET /operations/{operation_id}": "operation",
     "POST /operations/{operation_id}/cancel": "cancel",

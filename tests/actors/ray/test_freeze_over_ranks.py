@@ -89,6 +89,9 @@ async def test_generations_frozen_over_ranks_outlive_the_coordinator_and_end_as_
         await operate(OperationRequest(Kind.WAKE, "toy"))
     assert await ended(readings) == expected
     await paused_and_aborted(inference, operate, ended, expected)
+    trimmed = await torpor.control.trim("toy", 0)
+    assert [(one.rank, one.error) for one in trimmed] == [(0, ""), (1, ""), (2, "")], "M8"
+    assert all(one.freed_bytes > 0 for one in trimmed), "what the sleeps had needed"
 
 
 async def paused_and_aborted(
