@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("ray")  # without it run.sh fails already, and says so
-from cuda.bindings import driver
 from ranks.torpors import ENGINE, MIB
 from ranks.toys import KV_BYTES, WEIGHTS_BYTES
 
@@ -42,6 +41,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 
 def free_bytes(uuid: str) -> int:
     """Of the GPU that the driver calls so."""
+    from cuda.bindings import driver  # where there is no GPU, it is not installed
+
     assert driver.cuInit(0)[0] == driver.CUresult.CUDA_SUCCESS
     for ordinal in range(driver.cuDeviceGetCount()[1]):
         _, device = driver.cuDeviceGet(ordinal)
