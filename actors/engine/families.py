@@ -8,7 +8,11 @@ from typing import Any
 from torpor.actors.engine.errors import ModelRefused
 
 STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # the others rewrite their tables as texts grow
-DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")  # over the ranks
+DIVIDED = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+)  # over the ranks, in all families
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,7 @@ class Family:
     compute wrongly; "" where the plan holds.
     gguf: whether its GGUF files are read, too.
     experts: fields of a configuration that count experts, where the family can have some.
+    divided: fields that ranks divide beside those of all families.
     """
 
     model_type: str
@@ -26,6 +31,7 @@ class Family:
     undivided: str = ""
     gguf: bool = False
     experts: tuple[str, ...] = ()
+    divided: tuple[str, ...] = ()
 
 
 FAMILIES = (
@@ -44,9 +50,9 @@ FAMILIES = (
     ),
     Family(
         "qwen3_next",
-        "Qwen3NextForCausalLM",
-        undivided="the states of its gated delta layers",
+        "Qwen3NextForCausalLM",  # its gated delta layers and their states stay whole on every rank
         experts=("num_experts",),
+        divided=("moe_intermediate_size", "shared_expert_intermediate_size"),
     ),
     Family("lfm2", "Lfm2ForCausalLM", undivided="attention and convolution states"),
 )
@@ -112,7 +118,7 @@ def _check_ranks(family: Family, config: Any, tensor_parallel: int) -> None:
             f"{family.architecture} cannot be served by tensor_parallel {tensor_parallel}: transformers' plan leaves "
             f"{family.undivided} whole on every rank; use tensor_parallel 1"
         )
-    for field in DIVIDED:
+    for field in (*DIVIDED, *family.divided):
         value = int(getattr(config, field))
         if value % tensor_parallel:
             raise ModelRefused(

@@ -1,8 +1,9 @@
 """Tensor parallelism by slicing a loaded module after the plan that its transformers class declares.
 
 Column-wise layers keep a share of their outputs, row-wise layers a share of their inputs and add up over the ranks.
-Embeddings and the output head stay whole on every rank: the rows of the result are then the same everywhere, and the
-leader samples without another collective.
+So do experts, whose weights are one tensor for all of them: every rank has a share of each. Embeddings and the output
+head stay whole on every rank: the rows of the result are then the same everywhere, and the leader samples without
+another collective. What a plan gathers again, such as layers with states, stays whole, too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ import torch.distributed as dist
 from torpor.actors.engine.errors import ModelRefused
 
 COLWISE, ROWWISE = "colwise", "rowwise"
+PACKED = "packed_colwise"  # two halves of outputs, of which each is cut
+EXPERTS = "moe_tp_experts"  # a module that adds up, of parameters with plans of their own
+# Gates of one output beside experts, which plans leave out.
+ONE_OUTPUT = "shared_expert_gate"
 WHOLE = ("embedding_rowwise", "colwise_gather_output", "colwise_rep", "replicated_with_grad_allreduce")
 
 
@@ -22,7 +27,9 @@ def shard(model: torch.nn.Module, rank: int, ranks: int) -> None:
     """Slice `model` in place to rank's share; collectives go through the default process group."""
     plan: dict[str, str] = getattr(model, "_tp_plan", None) or {}
     styles = {name: _style(plan, name) for name, module in model.named_modules() if _is_linear(module)}
-    unplanned = sorted(name for name, style in styles.items() if not style and not name.endswith("lm_head"))
+    unplanned = sorted(
+        name for name, style in styles.items() if not style and not name.endswith(("lm_head", ONE_OUTPUT))
+    )
     if unplanned:
         raise ModelRefused(
             f"{type(model).__name__} has no tensor-parallel plan for {unplanned[0]}; use 1 rank"
@@ -38,6 +45,16 @@ def shard(model: torch.nn.Module, rank: int, ranks: int) -> None:
             raise ModelRefused(
                 f"{type(model).__name__} shards {name} as {style!r}, which is not served; use 1 rank"
             )
+    for name, module in model.named_modules():
+        if _style(plan, name) == EXPERTS:
+            for own, parameter in module.named_parameters(recurse=False):
+                style = _style(plan, f"{name}.{own}")
+                if style not in (PACKED, ROWWISE):
+                    raise ModelRefused(
+                        f"{type(model).__name__} shards {name}.{own} as {style!r}, which is not served; use 1 rank"
+                    )
+                parameter.data = _cut_experts(style, parameter.data, rank, ranks).clone()
+            module.register_forward_hook(_add_up)
 
 
 def _is_linear(module: torch.nn.Module) -> bool:
@@ -76,30 +93,47 @@ def _cut(style: str, name: str, whole: torch.Tensor, rank: int, ranks: int) -> t
     return whole
 
 
+def _cut_experts(style: str, whole: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
+    """rank's share of (experts, outputs, inputs), both halves of the outputs, or the inputs; it may be a view."""
+    if style == ROWWISE:
+        return whole.chunk(ranks, dim=2)[rank]
+    halves = whole.chunk(2, dim=1)
+    return torch.cat([half.chunk(ranks, dim=1)[rank] for half in halves], dim=1)
+
+
 class Shares:
     """How the tensors of a checkpoint become one rank's parameters, for a model that `shard` has cut already."""
 
     def __init__(self, model: torch.nn.Module, rank: int, ranks: int) -> None:
         self._rank, self._ranks = rank, ranks
         plan: dict[str, str] = (getattr(model, "_tp_plan", None) or {}) if ranks > 1 else {}
-        self._styles = {
-            name: _style(plan, name) for name, module in model.named_modules() if _is_linear(module)
+        modules = dict(model.named_modules())
+        self._styles = {name: _style(plan, name) for name, module in modules.items() if _is_linear(module)}
+        self._experts = {
+            f"{name}.{own}": _style(plan, f"{name}.{own}")
+            for name, module in modules.items()
+            if _style(plan, name) == EXPERTS
+            for own, _ in module.named_parameters(recurse=False)
         }
 
     def whole_shape(self, name: str, share: torch.Size) -> tuple[int, ...]:
         """Of the tensor of which this rank has a share of that shape. name: of a parameter."""
         module, _, kind = name.rpartition(".")
         style, shape = self._styles.get(module, ""), list(share)
-        if style == COLWISE:
+        if name in self._experts:
+            shape[1 if self._experts[name] == PACKED else 2] *= self._ranks
+        elif style == COLWISE:
             shape[0] *= self._ranks
         elif style == ROWWISE and kind == "weight":
             shape[1] *= self._ranks
         return tuple(shape)
 
     def is_cut(self, name: str) -> bool:
-        return self._styles.get(name.rpartition(".")[0], "") in (COLWISE, ROWWISE)
+        return name in self._experts or self._styles.get(name.rpartition(".")[0], "") in (COLWISE, ROWWISE)
 
     def cut(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        if name in self._experts:
+            return _cut_experts(self._experts[name], whole, self._rank, self._ranks)
         module, _, kind = name.rpartition(".")
         return _cut(self._styles.get(module, ""), kind, whole, self._rank, self._ranks)
 

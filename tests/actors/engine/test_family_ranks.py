@@ -13,10 +13,14 @@ from support.engine_host import Oracle, dummy_spec
 from support.engine_ranks import Ranks
 from support.families import CONFIGS, FAMILIES, write_family
 
-from torpor.actors.config import MIB, KvCacheConfig
+from torpor.actors.config import MIB, EngineConfig, KvCacheConfig
+from torpor.actors.engine import ModelRefused
 from torpor.actors.engine import shard as sharding
 from torpor.actors.engine.families import FAMILIES as SERVED
+from torpor.actors.engine.families import check_config
+from torpor.actors.engine.loader import read_config
 from torpor.actors.engine.shard import Shares, shard
+from torpor.actors.engine.source import resolve
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -77,7 +81,17 @@ def test_the_shares_of_two_ranks_compute_what_the_whole_model_does(
 
 
 def test_no_family_is_served_over_ranks_untried() -> None:
-    assert divided() == ["llama", "qwen3", "mistral", "gemma3"]
+    assert divided() == ["llama", "qwen3", "mistral", "gemma3", "qwen3_next"]
+
+
+def test_experts_that_ranks_do_not_divide_are_refused_by_name(tmp_path: Path) -> None:
+    path = write_family(
+        tmp_path, "qwen3_next", num_attention_heads=6, num_key_value_heads=2, moe_intermediate_size=33
+    )
+    config = read_config(resolve(EngineConfig(model=str(path), load_format="dummy")))
+    assert check_config(config, 1).model_type == "qwen3_next"
+    with pytest.raises(ModelRefused, match="moe_intermediate_size 33, which tensor_parallel 2"):
+        check_config(config, 2)
 
 
 @pytest.mark.long
