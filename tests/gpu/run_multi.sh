@@ -71,7 +71,7 @@ fi
 ranks=${ranks:-$( ((gpus >= 4)) && echo "2 4" || echo 2)}
 for number in $ranks; do
   export TORPOR_MULTI_RANKS=$number TORPOR_MULTI_CYCLES=$cycles
-  part ranks "ranks-$number" 170 "${pytest[@]}" tests/multi/test_ranks.py
+  part ranks "ranks-$number" 230 "${pytest[@]}" tests/multi/test_ranks.py
   part protocol "protocol-$number" 150 "${pytest[@]}" tests/multi/test_protocol.py
   part p7 "p7-$number" 60 "$python" tests/bench/p7_protocol.py --device "$device" --ranks "$number" --json "$TORPOR_RESULTS"
   [[ $number != "${ranks%% *}" ]] || part p3 p3 100 "$python" tests/bench/p3_all_devices.py --device "$device" --json "$TORPOR_RESULTS"

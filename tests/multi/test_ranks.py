@@ -22,10 +22,8 @@ from torpor.actors.messages import FinishReason, TokenEvent
 pytestmark = pytest.mark.long
 
 RIG = Rig.of_environment()
-FAMILIES = {
-    "llama": 1,
-    "gemma3": 10,
-}  # by how often less than the rig says: dense, and windows beside full layers
+# By how often less than the rig says: dense; windows beside full layers; states, experts and full layers.
+FAMILIES = {"llama": 1, "gemma3": 10, "qwen3_next": 10}
 APART = 2e-3  # of logits: sums are added up in another order
 TOKENS, LONG_TOKENS = 8, 80
 STEP_TIMEOUT_S = 5.0 if RIG.on_gpus else 15.0  # ranks that share two cores wait for each other
