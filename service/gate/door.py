@@ -46,6 +46,9 @@ class Door:
     pause_s: float = 0.0  # before the next release
     _waiting: list[Visitor] = field(default_factory=list)
     _on_their_way: set[Visitor] = field(default_factory=set)  # released, and not gone on yet
+    _placed: set[Visitor] = field(
+        default_factory=set
+    )  # have waited, and may have to again: not in, and not gone
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def arrive(self) -> Visitor:
@@ -63,10 +66,11 @@ class Door:
     async def wait(self, visitor: Visitor, reason: str = "") -> None:
         """Until it may try. Raises NotLetIn, or what the keeper refuses it with."""
         self.reason = reason or self.reason
-        if visitor.waited:
+        if visitor in self._placed:
             self.pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self.pause_s))
-        elif len(self._waiting) >= self.config.queue_limit:
+        elif len(self._placed) >= self.config.queue_limit:
             raise NotLetIn(self.reason, f"{self.config.queue_limit} requests wait for it already", full=True)
+        self._placed.add(visitor)
         visitor.waited = True
         visitor.released = asyncio.get_running_loop().create_future()
         bisect.insort(self._waiting, visitor, key=lambda one: one.number)
@@ -86,9 +90,14 @@ class Door:
 
     def entered(self, visitor: Visitor) -> None:
         """It was admitted."""
+        self.left(visitor)
         self.pause_s = 0.0
         if visitor.waited:
             self.counts.observe_wait(self.model, _now() - visitor.arrived_s)
+
+    def left(self, visitor: Visitor) -> None:
+        """Its place is free, whether it is in or gone; again does no harm."""
+        self._placed.discard(visitor)
 
     def release_all(self) -> None:
         """Everybody may try, in order."""

@@ -52,6 +52,7 @@ class PatientInference:
             yield TokenEvent(request.id, finish_reason=FinishReason.ABORT)
         finally:
             self._attempts.discard(attempts)
+            door.left(attempts.visitor)
 
     async def _tried(self, attempts: _Attempts, door: Door) -> AsyncGenerator[TokenEvent, None]:
         begun = ended = False  # it has said something; all that it has to say
