@@ -1,4 +1,4 @@
-"""The words that coordinator, ranks and front doors share: enums, and frozen messages. Nothing here does anything.
+"""The messages that coordinator, ranks and front doors share, and all their words. Nothing here does anything.
 
 Durations are seconds, sizes bytes, instants Unix time. What is sent is plain data, so that it crosses Ray, SQLite
 and HTTP alike.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
-# They are messages too, kept in files of their own.
+# In files of their own, and known by this one.
 from torpor.actors.generation import AbortOrder as AbortOrder
 from torpor.actors.generation import Admission as Admission
 from torpor.actors.generation import AdmissionReply as AdmissionReply
@@ -19,6 +18,12 @@ from torpor.actors.generation import GenerateRequest as GenerateRequest
 from torpor.actors.generation import Sampling as Sampling
 from torpor.actors.generation import TokenEvent as TokenEvent
 from torpor.actors.generation import TokenLogprob as TokenLogprob
+from torpor.actors.rank_messages import EngineChoices as EngineChoices
+from torpor.actors.rank_messages import PhaseCall as PhaseCall
+from torpor.actors.rank_messages import PhaseReply as PhaseReply
+from torpor.actors.rank_messages import RankStatus as RankStatus
+from torpor.actors.rank_messages import Refusal as Refusal
+from torpor.actors.rank_messages import Trimmed as Trimmed
 from torpor.actors.wishes import DrainMode as DrainMode
 from torpor.actors.wishes import DrainSpec as DrainSpec
 from torpor.actors.wishes import MakeRoom as MakeRoom
@@ -26,120 +31,15 @@ from torpor.actors.wishes import OnConflict as OnConflict
 from torpor.actors.wishes import OnDiscard as OnDiscard
 from torpor.actors.wishes import OnExpiry as OnExpiry
 from torpor.actors.wishes import RestoreMode as RestoreMode
-
-
-class Kind(StrEnum):
-    SLEEP = "sleep"
-    WAKE = "wake"
-    RECOVER = "recover"  # all ranks replaced, towards the last published state
-    DELETE = "delete"  # the ranks ended, the model forgotten
-    UPDATE = "update"  # other weights, written in place
-    PAUSE = "pause"  # nobody is let in, and no step is made; no memory is touched
-    UNPAUSE = "unpause"
-    RESET = "reset"  # prefixes forgotten, on every tier
-
-    @property
-    def moves_memory(self) -> bool:
-        return self in (Kind.SLEEP, Kind.WAKE)
-
-    @property
-    def has_tags(self) -> bool:
-        return self not in (Kind.PAUSE, Kind.UNPAUSE, Kind.RESET)
-
-
-class ModelState(StrEnum):
-    LOADING = "loading"
-    AWAKE = "awake"
-    SLEEPING = "sleeping"
-    ASLEEP = "asleep"
-    WAKING = "waking"
-    FAILED = "failed"
-    RECOVERING = "recovering"
-
-
-class GateReason(StrEnum):
-    """Why a gate is closed."""
-
-    LOADING = "loading"
-    DRAINING = "draining"
-    SLEEPING = "sleeping"
-    ASLEEP = "asleep"
-    WAKING = "waking"
-    PAUSED = "paused"
-    CONTENTS_UNDEFINED = "contents_undefined"
-    IN_DOUBT = "in_doubt"
-    FAILED = "failed"
-    RECOVERING = "recovering"
-
-
-class Origin(StrEnum):
-    """Who wants an operation."""
-
-    CALLER = "caller"  # a person or program asked for it; such a sleep is a hold
-    REQUEST = "request"  # an inference request met a sleeping model
-    IDLENESS = "idleness"  # nothing was asked of the model for long enough
-    ROOM = "room"  # another model needs its memory
-    LEASE = "lease"  # the last hold's lease has ended
-    FAILURE = "failure"  # the model has failed
-
-    @property
-    def automatic(self) -> bool:
-        """Nobody asked for it, so that it is in nobody's way."""
-        return self is not Origin.CALLER
-
-
-class Phase(StrEnum):
-    PREFLIGHT = "preflight"
-    DRAIN = "drain"
-    STAGE = "stage"
-    COMMIT = "commit"
-    PUBLISH = "publish"
-    END = "end"  # of recover and delete: the ranks' processes
-    LOAD = "load"  # of recover: new ones
-
-
-class OperationState(StrEnum):
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    REJECTED = "rejected"
-    FAILED = "failed"
-
-
-class RankOutcome(StrEnum):
-    PENDING = "pending"
-    PREPARED = "prepared"  # preflight said yes
-    STAGED = "staged"
-    COMMITTED = "committed"
-    ABORTED = "aborted"
-    REFUSED = "refused"
-    FAILED = "failed"
-    UNKNOWN = "unknown"  # did not answer
-
-
-class RejectCode(StrEnum):
-    """Why an operation was rejected or refused; problem codes of the HTTP surface are these words."""
-
-    UNKNOWN_MODEL = "unknown_model"
-    UNKNOWN_TAG = "unknown_tag"
-    CONFLICT = "conflict"  # another operation runs
-    GENERATION = "generation"  # the model has changed since the caller looked
-    HELD = "held"  # an automatic wake met a hold
-    WRONG_STATE = "wrong_state"  # loading, failed, recovering
-    DEVICE_MEMORY = "device_memory"
-    HOST_MEMORY = "host_memory"
-    DISK_SPACE = "disk_space"
-    CONTENTS_CORRUPT = "contents_corrupt"  # what comes back is not what went to sleep
-    EXTERNAL_REGISTRATION = "external_registration"
-    DEVICE_BUSY = "device_busy"
-    NOT_IDLE = "not_idle"  # a drain with mode if_idle found requests
-    DRAIN_TIMEOUT = "drain_timeout"
-    STAGE_TIMEOUT = "stage_timeout"
-    DIGEST_MISMATCH = "digest_mismatch"
-    RANK_FAILED = "rank_failed"
-    WEIGHTS_REFUSED = "weights_refused"  # an update's source does not fit the model, or may not be read
-    STALE_WEIGHTS = "stale_weights"  # recover would bring back older weights than those published
-    REFUSED = "refused"
-    CANCELLED = "cancelled"
+from torpor.actors.words import GateReason as GateReason
+from torpor.actors.words import Kind as Kind
+from torpor.actors.words import LedgerPhase as LedgerPhase
+from torpor.actors.words import ModelState as ModelState
+from torpor.actors.words import OperationState as OperationState
+from torpor.actors.words import Origin as Origin
+from torpor.actors.words import Phase as Phase
+from torpor.actors.words import RankOutcome as RankOutcome
+from torpor.actors.words import RejectCode as RejectCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,121 +98,6 @@ class OperationRequest:
         None  # refused where the model has another: it has changed since the caller looked
     )
     traceparent: str = ""  # W3C, of the span beneath which it is traced; says nothing of what is asked for
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    code: RejectCode
-    reason: str  # what to do next, for a person
-    tag: str = ""
-    needed_bytes: int = 0
-    free_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseCall:
-    """What every message to a rank carries. Ranks refuse lower epochs; replies repeat the first three (+ incarnation)."""
-
-    operation: str
-    phase: Phase
-    epoch: int
-    traceparent: str = ""  # of the call, where it is traced
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseReply:
-    """A rank's answer. ok False: refused or failed, with refusals; the rank is as before the phase (but for commit).
-
-    status: with every answer to preflight and publish, how the rank is then, so that nobody need ask for it.
-    stays_closed: of a leader's commit, that no publish opens its gate: something is parked, paused or undefined.
-    """
-
-    operation: str
-    phase: Phase
-    epoch: int
-    rank: int
-    incarnation: str
-    ok: bool
-    refusals: tuple[Refusal, ...] = ()
-    digest: str = ""
-    # preflight: planned; stage: moved; commit: really freed or taken
-    device_bytes: int = 0  # wake: needed / taken
-    freed_bytes: int = 0  # sleep
-    kept_bytes: int = 0
-    host_bytes: int = 0  # to be newly committed
-    disk_bytes: int = 0  # to be newly taken on the node's disk
-    reload_bytes: int = 0  # wake: of weights, from their source
-    residual: Mapping[str, int] = field(default_factory=dict)
-    aborted_requests: int = 0
-    prefix_tokens_lost: int = 0  # preflight: planned; stage and abort: evicted by then; commit: in all
-    modes: Mapping[str, str] = field(default_factory=dict)  # tag -> mode really in force
-    seconds: float = 0.0
-    status: RankStatus | None = None
-    stays_closed: bool = False
-
-
-class LedgerPhase(StrEnum):
-    IDLE = "idle"
-    STAGED = "staged"
-    COMMITTING = "committing"
-    COMMITTED = "committed"
-
-
-@dataclass(frozen=True, slots=True)
-class Trimmed:
-    """What a rank has given back of host memory that it kept for speed. error: why it told nothing."""
-
-    rank: int
-    freed_bytes: int = 0
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineChoices:
-    """What an engine has chosen where its settings leave it the choice; empty where it does not tell."""
-
-    attention: str = ""  # torch or triton
-    collectives: str = ""  # nccl or gloo; "": it has one rank
-    graphs_off: str | None = None  # why it decodes without CUDA graphs; "": it has them; None: not told
-
-
-@dataclass(frozen=True, slots=True)
-class RankStatus:
-    """What a rank answers to `status`: enough to resolve doubt, and all that GET /models shows of it."""
-
-    model: str
-    rank: int
-    incarnation: str
-    node: str
-    pid: int
-    epoch: int
-    loaded: bool
-    ledger_phase: LedgerPhase
-    operation: str | None  # of the staged or last committed transaction
-    kind: Kind | None
-    tags: tuple[str, ...]
-    parked_tags: tuple[str, ...]
-    undefined_tags: tuple[str, ...]  # awake without contents
-    device_kind: str
-    device_id: str
-    device_free_bytes: int
-    device_total_bytes: int
-    host_limit_bytes: int = 0  # what the rank's node may keep, as seen there; 0 = not told
-    memory: tuple[Mapping[str, object], ...] = ()  # Ledger.memory() rows
-    gate_open: bool = False  # leader only
-    gate_reason: GateReason | None = None
-    idle_s: float = 0.0  # leader only: since the last request came or ended; 0 while any is inside
-    live_sequences: int = 0  # frozen ones included
-    frozen_requests: int = 0  # leader only
-    prefix_tokens: int = 0
-    error: str = ""
-    staging: str | None = None  # the operation whose stage runs; it is not in ledger_phase yet
-    staging_kind: Kind | None = None
-    gate_operation: str | None = None  # leader only: who has closed the gate and not opened it again
-    weights_version: int = 0  # updates since it was loaded
-    paused: bool = False  # whatever else closes the gate
-    engine: EngineChoices = field(default_factory=EngineChoices)
-    staged_digest: str = ""  # as the stage of `operation` answered, while ledger_phase is staged
 
 
 @dataclass(slots=True)
