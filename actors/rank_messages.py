@@ -113,4 +113,5 @@ class RankStatus:
     weights_version: int = 0  # updates since it was loaded
     paused: bool = False  # whatever else closes the gate
     engine: EngineChoices = field(default_factory=EngineChoices)
+    device_kernels: str = ""  # "loaded", or why a GPU's small copies go without kernels of our own
     staged_digest: str = ""  # as the stage of `operation` answered, while ledger_phase is staged

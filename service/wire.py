@@ -11,6 +11,8 @@ from urllib.parse import quote
 from torpor.actors.messages import ModelView, Operation, RankStatus
 
 MAX_IGNORED = 1000  # characters
+MANAGER = "torpor.native"  # of a rank's memory; ours knows no other
+ALLOCATORS = {"cuda": "cuMemCreate", "host": "memfd"}  # by kind of device: where its memory comes from
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
@@ -38,10 +40,13 @@ def rank_json(status: RankStatus) -> dict[str, Any]:
         "pid": status.pid,
         "incarnation": status.incarnation,
         "loaded": status.loaded,
+        "manager": MANAGER if status.loaded else "",
         "ledger_phase": status.ledger_phase,
         "device": {
             "kind": status.device_kind,
             "id": status.device_id,
+            "allocator": ALLOCATORS.get(status.device_kind, ""),
+            "kernels": status.device_kernels,
             "free_bytes": status.device_free_bytes,
             "total_bytes": status.device_total_bytes,
         },

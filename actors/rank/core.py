@@ -283,6 +283,7 @@ class RankCore:
             undefined_tags=machinery.undefined_tags() if machinery else (),
             device_kind=self._device.kind if self._device else "",
             device_id=self._device.id if self._device else "",
+            device_kernels=self._device.kernels if self._device else "",
             device_free_bytes=free_bytes,
             device_total_bytes=total_bytes,
             host_limit_bytes=self._host_limit_bytes,

@@ -72,11 +72,13 @@ def _as_on_the_wire(model: Schema) -> None:
 
 def _rank() -> Schema:
     """As wire.rank_json makes it."""
-    texts = {name: {"type": "string"} for name in ("node", "incarnation", "ledger_phase", "error")}
+    texts = {name: {"type": "string"} for name in ("node", "incarnation", "manager", "ledger_phase", "error")}
     numbers = dict.fromkeys(("rank", "pid", "live_sequences", "frozen_requests", "prefix_tokens"), _BYTES)
     device = {
         "kind": {"type": "string"},
         "id": {"type": "string"},
+        "allocator": {"type": "string"},
+        "kernels": {"type": "string"},
         "free_bytes": _BYTES,
         "total_bytes": _BYTES,
     }

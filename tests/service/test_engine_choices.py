@@ -32,6 +32,9 @@ async def test_a_real_engine_tells_its_attention_and_why_it_has_no_graphs(tmp_pa
             "cuda_graphs": False,
             "graphs_off": "a host device has none",
         }
+        assert rank["manager"] == "torpor.native"
+        assert (rank["device"]["kind"], rank["device"]["allocator"]) == ("host", "memfd")
+        assert rank["device"]["kernels"] == "not a GPU"
         assert "Engine: attention by torch; no CUDA graphs: a host device has none" in shown(record)
 
 
