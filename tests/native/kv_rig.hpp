@@ -48,8 +48,10 @@ class ScarceDevice final : public PassingDevice {
   std::vector<torpor::ByteRange> last_summed;  // what the last checksum was asked for
   std::atomic<std::size_t> maps{0};            // so far
   std::vector<Address> copied_out;             // where copies off the device went, in order
+  std::size_t kernel_bytes = 0;                // what kernel_copy_bytes() says
 
   std::size_t chunk_bytes() const noexcept override { return granularity_bytes(); }
+  std::size_t kernel_copy_bytes() const noexcept override { return kernel_bytes; }
   std::size_t free_host_bytes() const override {
     return std::min<std::size_t>(host_free_bytes, PassingDevice::free_host_bytes());
   }

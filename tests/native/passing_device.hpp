@@ -19,6 +19,7 @@ class PassingDevice : public torpor::Device {
   std::size_t chunk_bytes() const noexcept override { return inner_->chunk_bytes(); }
   bool can_pin() const noexcept override { return inner_->can_pin(); }
   std::string kernels() const override { return inner_->kernels(); }
+  std::size_t kernel_copy_bytes() const noexcept override { return inner_->kernel_copy_bytes(); }
   torpor::MemoryInfo memory_info() override { return inner_->memory_info(); }
   std::size_t free_host_bytes() const override { return inner_->free_host_bytes(); }
 

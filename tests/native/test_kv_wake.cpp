@@ -161,6 +161,16 @@ CASE("a wake of much maps memory while pages are under way; a fault in the last 
   const auto last_map = std::ranges::find(calls.rbegin(), calls.rend(), "map_range").base() - calls.begin();
   CHECK(first_copy < last_map);
   rig.ledger->abort();
+
+  rig.scarce->kernel_bytes = page_bytes + 1;  // a kernel copies such pages: the pool has its memory first
+  rig.device->fail_at(0);
+  rig.stage(plan);
+  const std::vector<std::string> others = rig.device->log();
+  CHECK(std::ranges::find(others.rbegin(), others.rend(), "map_range").base() <=
+        std::ranges::find(others, "copy"));
+  rig.ledger->abort();
+  rig.scarce->kernel_bytes = 0;
+
   rig.device->fail_at(static_cast<std::uint64_t>(last_map));
   CHECK_THROWS(torpor::DeviceError, rig.stage(plan));
   CHECK(rig.kv->parked() && rig.free_bytes() == free_asleep);

@@ -81,6 +81,8 @@ class Device : public std::enable_shared_from_this<Device> {
   [[nodiscard]] virtual bool can_pin() const noexcept = 0;
   // "loaded", or why a GPU's copies and checksums go without kernels of our own.
   [[nodiscard]] virtual std::string kernels() const { return "not a GPU"; }
+  // Smaller pieces are copied by a kernel, and mapping memory meanwhile takes several times as long.
+  [[nodiscard]] virtual std::size_t kernel_copy_bytes() const noexcept { return 0; }
   [[nodiscard]] virtual MemoryInfo memory_info() = 0;
   // What create_host could still commit: by the machine and by the cgroups of this process.
   [[nodiscard]] virtual std::size_t free_host_bytes() const;

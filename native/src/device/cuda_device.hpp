@@ -56,6 +56,9 @@ class CudaDevice final : public Device {
   }
   bool can_pin() const noexcept override { return true; }
   std::string kernels() const override { return kernels_ ? "loaded" : why_no_kernels_; }
+  std::size_t kernel_copy_bytes() const noexcept override {
+    return kernels_ ? kernels::KernelSet::small_copy_bytes : 0;
+  }
   MemoryInfo memory_info() override;
 
   Address reserve_range(std::size_t size_bytes) override;

@@ -28,6 +28,7 @@ class Faulty final : public FaultyDevice {
   std::size_t chunk_bytes() const noexcept override { return inner_->chunk_bytes(); }
   bool can_pin() const noexcept override { return inner_->can_pin(); }
   std::string kernels() const override { return inner_->kernels(); }
+  std::size_t kernel_copy_bytes() const noexcept override { return inner_->kernel_copy_bytes(); }
   MemoryInfo memory_info() override { return inner_->memory_info(); }
   std::size_t free_host_bytes() const override { return inner_->free_host_bytes(); }
 

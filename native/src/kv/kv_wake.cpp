@@ -97,14 +97,15 @@ void KvManager::restore(Tier tier, StageContext& context) {
   }
 }
 
-// Pages get their room, and the pool its memory, while earlier pages are under way.
+// Pages get their room, and the pool its memory, while earlier pages are under way; but where that would hold
+// the copies up, the pool has its memory first.
 void KvManager::begin_restore(PageCache& cache, Tier tier, Arriving& arriving, StageContext& context) {
   const kv::Limits limits{context.deadline, context.stop};
   const bool zeroed = tier == Tier::gpu && mode_ == RestoreMode::memset;
   PageCache::Travellers returning;
   {
     const std::lock_guard guard(mutex_);
-    if (tier != Tier::gpu || zeroed) {
+    if (tier != Tier::gpu || zeroed || cache.page_bytes() < device_->kernel_copy_bytes()) {
       const Stopwatch mapping(context.parts.mapping_s);
       cache.map(tier);
     }
