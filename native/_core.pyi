@@ -334,8 +334,9 @@ class Ledger:
 
     def stage(self, plan: Plan, timeout_s: float) -> dict[str, Any]:
         """
-        All that can fail or take long; {seconds, moved_bytes, digest, evicted, planning_s, mapping_s, copying_s}.
-        The last three tell the seconds of KV caches apart. On a throw everything is as before,
+        All that can fail or take long; {seconds, moved_bytes, digest, evicted, planning_s, mapping_s, copying_s,
+        waiting_s, ahead_s}. The last five tell the seconds of KV caches apart: books, memory, copies; of the
+        copies, waiting; of the former two, what came before the first copy. On a throw everything is as before,
         but for what is evicted already; `status` tells that.
 
         It plans again first, so that the digest is that of the moment, after a drain; what has become impossible

@@ -104,6 +104,8 @@ Row stage(Ledger& self, const Plan& plan, double timeout_s) {
   row["planning_s"] = report.parts.planning_s;
   row["mapping_s"] = report.parts.mapping_s;
   row["copying_s"] = report.parts.copying_s;
+  row["waiting_s"] = report.parts.waiting_s;
+  row["ahead_s"] = report.parts.ahead_s;
   row["digest"] = report.digest;
   row["evicted"] = as_dict(report.evicted);
   return row;
@@ -247,14 +249,15 @@ void bind_transaction(nb::class_<Ledger>& ledger) {
            "wake is refused where none were recorded.\nEvery wake compares what was recorded: "
            "ContentsCorrupt, and the tag stays asleep (K13).\nRegions made with preserve_always "
            "are checked when they are immutable: others may be written to\nwhile they sleep.")
-      .def("stage", &stage, "plan"_a, "timeout_s"_a,
-           "All that can fail or take long; {seconds, moved_bytes, digest, evicted, planning_s, mapping_s, "
-           "copying_s}.\nThe last three tell the seconds of KV caches apart. On a throw everything is as "
-           "before,\nbut for what is evicted already; `status` tells that.\n\nIt plans again first, so that "
-           "the digest is that of the moment, after a drain; what "
-           "has "
-           "become impossible\nsince preflight is raised: Misuse, OutOfMemory. DeviceBusy past the deadline, "
-           "Stopped after `stop`.")
+      .def(
+          "stage", &stage, "plan"_a, "timeout_s"_a,
+          "All that can fail or take long; {seconds, moved_bytes, digest, evicted, planning_s, mapping_s, "
+          "copying_s,\nwaiting_s, ahead_s}. The last five tell the seconds of KV caches apart: books, "
+          "memory, "
+          "copies; of the\ncopies, waiting; of the former two, what came before the first copy. On a throw "
+          "everything is as before,\nbut for what is evicted already; `status` tells that.\n\nIt plans again "
+          "first, so that the digest is that of the moment, after a drain; what has become impossible\nsince "
+          "preflight is raised: Misuse, OutOfMemory. DeviceBusy past the deadline, Stopped after `stop`.")
       .def("commit", &commit,
            "{freed_bytes, device_bytes, seconds, evicted: {pages, prefix_tokens}}. Idempotent; after a "
            "DeviceError call\nagain to go on.")

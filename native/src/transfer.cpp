@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "stopwatch.hpp"
+
 namespace torpor {
 
 namespace {
@@ -33,7 +35,10 @@ void Transfer::submit() {
   in_flight_ = true;  // also when the call fails: some of it may be under way
   device_.copy(window_, stream_);
   const Device::Mark here = device_.mark(stream_);
-  if (before_) device_.wait_for(*before_, stream_, deadline_, stop_);
+  if (before_) {
+    const Stopwatch waiting(waited_s_);
+    device_.wait_for(*before_, stream_, deadline_, stop_);
+  }
   before_ = here;
   ++windows_;
   moved_bytes_ += window_bytes_;
@@ -43,7 +48,10 @@ void Transfer::submit() {
 
 std::size_t Transfer::finish() {
   submit();
-  if (in_flight_) device_.wait(stream_, deadline_, stop_);
+  if (in_flight_) {
+    const Stopwatch waiting(waited_s_);
+    device_.wait(stream_, deadline_, stop_);
+  }
   in_flight_ = false;
   before_.reset();
   return moved_bytes_;

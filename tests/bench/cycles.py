@@ -10,10 +10,13 @@ import torch
 
 from torpor.native import Ledger
 
+PARTS = ("planning_s", "mapping_s", "copying_s", "waiting_s", "ahead_s")
+
 
 class Timed(NamedTuple):
     """Of one operation, preflight to publish: the stage's seconds, those of the whole, the bytes moved, and what of
-    the stage went into books, mapping, and copies (of KV caches)."""
+    the stage went into books, mapping, and copies (of KV caches); of the copies, waiting for them; of books and
+    mapping, what came before the first copy."""
 
     stage_s: float
     whole_s: float
@@ -21,6 +24,8 @@ class Timed(NamedTuple):
     planning_s: float
     mapping_s: float
     copying_s: float
+    waiting_s: float
+    ahead_s: float
 
 
 def operation(ledger: Ledger, kind: str, restore: Mapping[str, str]) -> Timed:
@@ -34,8 +39,7 @@ def operation(ledger: Ledger, kind: str, restore: Mapping[str, str]) -> Timed:
     ledger.commit()
     ledger.publish()
     whole_s = time.perf_counter() - start
-    parts = (report["planning_s"], report["mapping_s"], report["copying_s"])
-    return Timed(stage_s, whole_s, report["moved_bytes"], *parts)
+    return Timed(stage_s, whole_s, report["moved_bytes"], **{part: report[part] for part in PARTS})
 
 
 class Link:

@@ -4,9 +4,10 @@
 
 Each row is a preserving sleep's or a wake's stage over that many live pages, in slots that are scattered by a seed:
 the bytes moved over the seconds that the stage took. "limit" copies as many bytes in one piece. Of each stage's
-seconds the rows say what this thread spent on books, on mapping, and on starting copies and waiting for them: while
-it does the former two, copies of earlier pages are under way. Each sleep lasts half a second: the driver scrubs freed
-memory in the background, and a wake at once would wait for that (P1 shows how long).
+seconds the rows say what this thread spent on books (planning_s), on mapping, and on copies; of the latter it waited
+waiting_s, the rest went into their preparation and launches; of books and mapping ahead_s came before the first copy,
+beside the rest earlier pages were under way. Each sleep lasts half a second: the driver scrubs freed memory in the
+background, and a wake at once would wait for that (P1 shows how long).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 
 import torch
-from cycles import gpu_name, link_seconds, operation
+from cycles import PARTS, gpu_name, link_seconds, operation
 from record import Result
 
 from torpor.native import Device, KvManager, Ledger, Sequence
@@ -28,7 +29,6 @@ ASLEEP_S = 0.5
 PAGES_A_SEQUENCE = 1 << 15
 TOKENS_PER_BLOCK = 16
 KEPT = {"kv_cache": "pinned"}
-PARTS = ("stage_s", "planning_s", "mapping_s", "copying_s")
 
 
 def limit(result: Result, size_bytes: int) -> None:
@@ -71,26 +71,53 @@ def measure(result: Result, case: str, page_bytes: int, live_bytes: int, pool_by
             assert row.moved_bytes == count * page_bytes
             result.add("torpor", case, speed, "GB/s", row.moved_bytes / row.stage_s / 1e9)
             result.add("torpor", case, f"{kind}_s", "s", row.whole_s)
-            for part in PARTS:
+            for part in ("stage_s", *PARTS):
                 result.add("torpor", case, f"{kind}_{part}", "s", getattr(row, part))
     for sequence, was in zip(sequences, before, strict=True):
         assert sequence.resume()
         assert contents(pages, sequence) == was
 
 
+def breakdown(result: Result, case: str, kind: str, pages: int) -> str:
+    """Where a stage's time went, of its medians: in ms, and in ns a page."""
+
+    def median_ms(part: str) -> float:
+        return 1e3 * result.median("torpor", case, f"{kind}_{part}")
+
+    parts = {part: median_ms(part) for part in ("stage_s", *PARTS)}
+    rows = {
+        "stage": parts["stage_s"],
+        "before the first copy": parts["ahead_s"],
+        "books and mapping beside copies": parts["planning_s"] + parts["mapping_s"] - parts["ahead_s"],
+        "launches": parts["copying_s"] - parts["waiting_s"],
+        "waiting": parts["waiting_s"],
+        "none of these": parts["stage_s"] - parts["planning_s"] - parts["mapping_s"] - parts["copying_s"],
+        "mapping in all": parts["mapping_s"],
+    }
+    words = (f"{name} {ms:.2f} ms ({1e6 * ms / pages:.0f} ns a page)" for name, ms in rows.items())
+    return f"{case}, {kind}: " + "; ".join(words)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True, help="folder for the result")
     parser.add_argument("--gib", type=int, default=8)
+    parser.add_argument(
+        "--pages-kib", type=int, nargs="+", default=PAGES_KIB, help="sizes; with some, no row of P4"
+    )
     options = parser.parse_args()
     torch.zeros(1, device="cuda")
     result = Result("P5", notes=f"{options.gib} GiB of live pages; kernels: {Device.cuda(0).kernels}")
     limit(result, options.gib * GIB)
     torch.cuda.empty_cache()
-    for page_kib in PAGES_KIB:
-        live_bytes = options.gib * GIB
-        measure(result, f"{page_kib} KiB", page_kib * KIB, live_bytes, live_bytes + GIB)
-    measure(result, "P4: 2 MiB, 6.4 of 64 GiB", 2 << 20, int(6.4 * 512) * (2 << 20), 64 * GIB)
+    live_bytes = options.gib * GIB
+    for page_kib in options.pages_kib:
+        case = f"{page_kib} KiB"
+        measure(result, case, page_kib * KIB, live_bytes, live_bytes + GIB)
+        for kind in ("sleep", "wake"):
+            print(breakdown(result, case, kind, live_bytes // (page_kib * KIB)), flush=True)
+    if tuple(options.pages_kib) == PAGES_KIB:
+        measure(result, "P4: 2 MiB, 6.4 of 64 GiB", 2 << 20, int(6.4 * 512) * (2 << 20), 64 * GIB)
     print(result.table())
     print("kept in", result.save(options.json, gpu_name()))
 

@@ -153,9 +153,10 @@ CASE("a wake of much maps memory while pages are under way; a fault in the last 
   const auto plan = rig.plan(Action::wake);
   rig.device->fail_at(0);
   const torpor::StageReport report = rig.ledger->stage(plan, std::chrono::seconds(20));
-  const auto& [planning_s, mapping_s, copying_s] = report.parts;
+  const auto& [planning_s, mapping_s, copying_s, waiting_s, ahead_s] = report.parts;
   CHECK(planning_s > 0 && mapping_s > 0 && copying_s > 0);
   CHECK(planning_s + mapping_s + copying_s < report.seconds);
+  CHECK(waiting_s > 0 && waiting_s <= copying_s && ahead_s > 0 && ahead_s < planning_s + mapping_s);
   const std::vector<std::string> calls = rig.device->log();
   const auto first_copy = std::ranges::find(calls, "copy") - calls.begin();
   const auto last_map = std::ranges::find(calls.rbegin(), calls.rend(), "map_range").base() - calls.begin();

@@ -117,6 +117,8 @@ struct StageParts {
   double planning_s = 0;  // books: which page gets which room, page tables
   double mapping_s = 0;   // memory of the device
   double copying_s = 0;   // copies put under way and waited for
+  double waiting_s = 0;   // of that: waited for, with nothing to prepare meanwhile
+  double ahead_s = 0;     // of planning and mapping: while no copy was under way yet
 };
 
 struct StageContext {

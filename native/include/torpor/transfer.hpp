@@ -30,6 +30,8 @@ class Transfer final {
   std::size_t finish();
   // Windows put under way since the start.
   [[nodiscard]] std::size_t windows() const noexcept { return windows_; }
+  // Seconds spent waiting for windows under way.
+  [[nodiscard]] double waited_s() const noexcept { return waited_s_; }
 
  private:
   void submit();
@@ -42,6 +44,7 @@ class Transfer final {
   std::size_t window_bytes_ = 0;
   std::size_t moved_bytes_ = 0;
   std::size_t windows_ = 0;
+  double waited_s_ = 0;
   std::optional<Device::Mark> before_;
   bool in_flight_ = false;
 };

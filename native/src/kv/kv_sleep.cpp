@@ -102,6 +102,7 @@ void KvManager::stage_sleep(const Item& item, UndoStack& undo, StageContext& con
   std::vector<PageCache::Travellers> leaving(caches_.size());
   {
     const Stopwatch planning(context.parts.planning_s);
+    const Stopwatch ahead(context.parts.ahead_s);
     const std::lock_guard guard(mutex_);
     evicted_ = {};
     require_settled("sleep");
@@ -139,6 +140,7 @@ void KvManager::save(PageCache& cache, PageCache::Travellers& leaving, StageCont
   {
     const Stopwatch copying(context.parts.copying_s);
     context.moved_bytes += flow.finish();
+    context.parts.waiting_s += flow.waited_s();
   }
   if (!context.verify) return;
   for (const Tier tier : {Tier::disk, Tier::host}) sums_.record(cache.mover(), cache.resting(tier), limits);

@@ -83,6 +83,7 @@ void KvManager::restore(Tier tier, StageContext& context) {
     {
       const Stopwatch copying(context.parts.copying_s);
       context.moved_bytes += one.flow.finish();
+      context.parts.waiting_s += one.flow.waited_s();
     }
     if (!sums_.recorded()) continue;
     if (sums_.same(one.cache.mover(), one.moves, limits) &&
@@ -104,6 +105,7 @@ void KvManager::begin_restore(PageCache& cache, Tier tier, Arriving& arriving, S
   const bool zeroed = tier == Tier::gpu && mode_ == RestoreMode::memset;
   PageCache::Travellers returning;
   {
+    const Stopwatch ahead(context.parts.ahead_s);
     const std::lock_guard guard(mutex_);
     if (tier != Tier::gpu || zeroed || cache.page_bytes() < device_->kernel_copy_bytes()) {
       const Stopwatch mapping(context.parts.mapping_s);

@@ -85,4 +85,8 @@ std::size_t PageMover::Flow::windows() const noexcept {
   return (out_ ? out_->transfer.windows() : 0) + (in_ ? in_->transfer.windows() : 0);
 }
 
+double PageMover::Flow::waited_s() const noexcept {
+  return (out_ ? out_->transfer.waited_s() : 0) + (in_ ? in_->transfer.waited_s() : 0);
+}
+
 }  // namespace torpor::kv

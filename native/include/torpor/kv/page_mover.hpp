@@ -110,6 +110,8 @@ class PageMover::Flow final {
   std::size_t finish();
   // Windows of straight copies put under way since the start.
   [[nodiscard]] std::size_t windows() const noexcept;
+  // Seconds spent waiting for them.
+  [[nodiscard]] double waited_s() const noexcept;
 
  private:
   void add_alike(std::span<const Move> moves);

@@ -5,7 +5,7 @@
 
 #include "torpor/device.hpp"
 
-namespace torpor::kv {
+namespace torpor {
 
 class Stopwatch final {
  public:
@@ -19,4 +19,4 @@ class Stopwatch final {
   Clock::time_point start_;
 };
 
-}  // namespace torpor::kv
+}  // namespace torpor
