@@ -47,7 +47,8 @@ class ScarceDevice final : public PassingDevice {
   std::atomic<std::size_t> host_free_bytes{SIZE_MAX / 2};
   std::vector<torpor::ByteRange> last_summed;  // what the last checksum was asked for
   std::atomic<std::size_t> maps{0};            // so far
-  std::vector<Address> copied_out;             // where copies off the device went, in order
+  std::vector<torpor::ByteRange> copied_out;   // where copies off the device went, in order: pages that are
+                                               // neighbours on both sides are one copy, of two pools too
   std::size_t kernel_bytes = 0;                // what kernel_copy_bytes() says
 
   std::size_t chunk_bytes() const noexcept override { return granularity_bytes(); }
@@ -71,7 +72,7 @@ class ScarceDevice final : public PassingDevice {
   void copy(std::span<const torpor::Copy> batch, torpor::StreamId stream) override {
     PassingDevice::copy(batch, stream);
     if (stream != torpor::StreamId::out) return;
-    for (const torpor::Copy& one : batch) copied_out.push_back(one.destination);
+    for (const torpor::Copy& one : batch) copied_out.push_back({one.destination, one.size_bytes});
   }
   std::vector<std::uint64_t> checksum(std::span<const torpor::ByteRange> ranges, torpor::StreamId stream,
                                       torpor::Deadline deadline, const torpor::StopFlag* stop) override {

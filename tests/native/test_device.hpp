@@ -85,23 +85,41 @@ class Part final : public PassingDevice {
 };
 
 // A host device whose addresses mean nothing to the CPU: a test that would not run on a GPU ends at its first
-// look.
+// look. As a driver may, it gives each range the addresses behind the one before: pages of two pools can be
+// neighbours.
 class Far final : public PassingDevice {
  public:
   using PassingDevice::PassingDevice;
   torpor::DeviceKind kind() const noexcept override { return torpor::DeviceKind::cuda; }
   bool can_pin() const noexcept override { return true; }
-  Address reserve_range(std::size_t size) override { return PassingDevice::reserve_range(size) + shift; }
+  Address reserve_range(std::size_t size) override {
+    const Address there = PassingDevice::reserve_range(size);
+    const std::lock_guard<std::mutex> guard(mutex_);
+    const Address base = next_;
+    next_ += size;
+    ranges_[base] = {there, size};
+    return base;
+  }
   void unreserve_range(Address base, std::size_t size) noexcept override {
     PassingDevice::unreserve_range(near(base), size);
+    const std::lock_guard<std::mutex> guard(mutex_);
+    ranges_.erase(base);
   }
   void map_range(Address at, torpor::PhysicalHandle handle, std::size_t size) override {
     PassingDevice::map_range(near(at), handle, size);
   }
   void unmap_range(Address at, std::size_t size) override { PassingDevice::unmap_range(near(at), size); }
   void copy(std::span<const torpor::Copy> batch, torpor::StreamId stream) override {
-    std::vector<torpor::Copy> copies(batch.begin(), batch.end());
-    for (torpor::Copy& one : copies) one = {near(one.destination), near(one.source), one.size_bytes};
+    std::vector<torpor::Copy> copies;
+    for (torpor::Copy rest : batch) {
+      while (rest.size_bytes > 0) {
+        const torpor::ByteRange to = found(rest.destination);
+        const torpor::ByteRange from = found(rest.source);
+        const std::size_t part = std::min({rest.size_bytes, to.size_bytes, from.size_bytes});
+        copies.push_back({to.at, from.at, part});
+        rest = {rest.destination + part, rest.source + part, rest.size_bytes - part};
+      }
+    }
     PassingDevice::copy(copies, stream);
   }
   void fill(Address at, std::uint8_t value, std::size_t size, torpor::StreamId stream) override {
@@ -115,8 +133,22 @@ class Far final : public PassingDevice {
   }
 
  private:
-  static constexpr Address shift = Address{1} << 62;  // no address of a process
-  static Address near(Address at) noexcept { return at >= shift ? at - shift : at; }
+  static constexpr Address first = Address{1} << 62;  // no address of a process
+  // Where it really is, and how much of it from there on. Addresses of the process are what they are.
+  torpor::ByteRange found(Address at) {
+    if (at < first) return {at, ~std::size_t{0}};
+    const std::lock_guard<std::mutex> guard(mutex_);
+    const auto behind = ranges_.upper_bound(at);
+    if (behind == ranges_.begin()) throw torpor::Misuse("no range has this address");
+    const auto& [base, range] = *std::prev(behind);
+    if (at - base >= range.size_bytes) throw torpor::Misuse("no range has this address any more");
+    return {range.at + (at - base), range.size_bytes - (at - base)};
+  }
+  Address near(Address at) { return found(at).at; }
+
+  std::mutex mutex_;
+  Address next_ = first;
+  std::map<Address, torpor::ByteRange> ranges_;
 };
 
 // Of a host device that no other test has.

@@ -1,4 +1,4 @@
-// What is kept between cycles for speed (M8, M9), and work of others that a sleep waits for (M5).
+// What is kept between cycles for speed (M8, M9).
 #include "ledger_rig.hpp"
 #include "process.hpp"
 
@@ -19,7 +19,7 @@ bool about(std::size_t value, std::size_t expected) {
 }  // namespace
 
 CASE("a pool grows to its bound, shrinks when told, and the kernel sees both (M8)") {
-  const auto device = make_host_device(fresh_name(), capacity, grain);
+  const auto device = test_device::make(grain, capacity / grain, chunk_grains);
   HostPool pool(device, 16 * mib);
   const std::size_t before = anonymous_bytes();
   for (int round = 0; round < 2; ++round) {
@@ -94,7 +94,7 @@ CASE("any device call of a backup may fail: the region is as before, and the nex
 
 CASE("an operation goes before a backup that is being made, and finds nothing half done (M9)") {
   constexpr std::size_t size = 3 * (std::size_t{64} << 20);
-  Rig rig(size + mib, size + mib);
+  Rig rig(size + mib, size + chunk);
   (void)rig.region("weights", size, {.immutable = true});
   rig.faulty->fail_at(0);
   rig.faulty->delay("copy", 0.2);
@@ -125,66 +125,6 @@ CASE("on request a ledger gives back backups and idle memory, but never what sle
   (void)rig.sleep();
   (void)rig.wake();
   CHECK(rig.all_hold());
-}
-
-CASE("a sleep waits for work of another thread that holds an event, and nothing moves under it (M5, F16)") {
-  Rig rig;
-  const auto region = rig.region("weights", chunk);
-  std::atomic<bool> holding{false};
-  std::atomic<bool> done{false};
-  std::thread worker([&] {
-    DeviceEvent event(rig.faulty);
-    holding = true;
-    const auto end = Clock::now() + std::chrono::milliseconds(200);
-    auto* bytes = reinterpret_cast<volatile std::uint8_t*>(region->address());
-    while (Clock::now() < end) bytes[7] = bytes[7];  // would fault if it were unmapped
-    rig.write(*region, 5);
-    done = true;
-  });
-  while (!holding) std::this_thread::yield();
-  (void)rig.stage(Action::sleep);
-  CHECK(done);
-  worker.join();
-  (void)rig.finish();
-  (void)rig.wake();
-  CHECK(rig.holds(*region, 5));  // what the work wrote was saved, not what was there before
-}
-
-CASE("past its deadline the sleep is refused as busy, and all is as before (M5, F16)") {
-  Rig rig;
-  (void)rig.region("weights", chunk);
-  const std::size_t free_awake = rig.free_bytes();
-  DeviceEvent event(rig.faulty);
-  const Plan plan = rig.plan(Action::sleep);
-  const auto start = Clock::now();
-  CHECK_THROWS(DeviceBusy, rig.ledger->stage(plan, std::chrono::milliseconds(100)));
-  CHECK(Clock::now() - start >= std::chrono::milliseconds(100));
-  CHECK(rig.all_hold() && rig.free_bytes() == free_awake && rig.phase() == LedgerPhase::idle);
-  event.complete();
-  event.complete();  // a second time does nothing
-  (void)rig.ledger->stage(plan, patience);
-  (void)rig.finish();
-}
-
-CASE("a copy in flight on another thread is waited for as well (M5)") {
-  const auto device = make_host_device(fresh_name(), 64 * mib, grain);
-  const Reservation reservation(device, 32 * mib);
-  const std::vector<Mapping> mapped = map_chunks(device, reservation.base(), 32 * mib);
-  std::atomic<bool> started{false};
-  std::atomic<bool> ended{false};
-  std::thread copier([&] {
-    const std::vector<Copy> batch(64, Copy{reservation.base(), reservation.base() + 16 * mib, 16 * mib});
-    started = true;
-    device->copy(batch, StreamId::in);
-    ended = true;
-  });
-  while (!started) std::this_thread::yield();
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  const bool was_running = !ended;
-  device->quiesce(Clock::now() + patience);
-  std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  CHECK(was_running && ended);
-  copier.join();
 }
 
 CASE("the bytes that a plan promises can be had at once after the commit (F9, M1)") {

@@ -26,7 +26,7 @@ Plan planned(const AnyRig& rig, RestoreMode mode, Overflow overflow = Overflow::
 }
 
 // A prefix of 8 pages, of which 3 fell to the disk before a suspended sequence of 3 pages. The disk has
-// room for one piece of its tier, so that 8 pages find places only where those 3 have gone already.
+// room for 8 in the tier's pieces, so that 8 pages find places only where those 3 have gone already.
 struct Full {
   std::shared_ptr<Rig> rig;
   Tracked held;
@@ -39,7 +39,10 @@ struct Full {
 Full full_disk() {
   Full world;
   world.rig = std::make_shared<Rig>(
-      Options{.gpu_slots = 8, .seed = 3, .disk_slots = 8, .disk_limit_bytes = std::size_t{1} << 20});
+      Options{.gpu_slots = 8,
+              .seed = 3,
+              .disk_slots = 8,
+              .disk_limit_bytes = torpor::round_up(8 * page_bytes, std::size_t{1} << 20)});
   world.rig->started("old", tokens_from(0, old_tokens)).handle->close();
   world.held = world.rig->started("h", tokens_from(0, 12));
   world.held.handle->suspend();

@@ -93,7 +93,8 @@ CASE("scratch is never saved, and every block has a slot again after wake (K7)")
   Tracked one = rig.started("a", tokens_from(0, 4));
   CHECK(one.handle->resize(40));
   const auto plan = rig.plan(Action::sleep, RestoreMode::pinned);
-  CHECK(plan.keep_bytes == (10 + 3) * 8192 + 4096);  // of ten blocks in the window seven are scratch
+  CHECK(plan.keep_bytes ==
+        (10 + 3) * kv_rig::page_bytes + state_bytes);  // of ten blocks in the window seven are scratch
   rig.run(plan);
   rig.wake();
   const auto table = one.handle->table(1);

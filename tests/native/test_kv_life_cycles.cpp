@@ -26,10 +26,10 @@ CASE("layers of one kind share a life cycle, equal pages a pool, and every part 
   Rig rig;
   CHECK(rig.cycles() == 3 && rig.kv->layout().groups().size() == 2);
   CHECK(rig.cycle(0).group == rig.cycle(1).group && rig.cycle(2).group == 1);
-  CHECK(rig.cycle(0).page_bytes == 8192 && rig.cycle(2).page_bytes == 4096);
+  CHECK(rig.cycle(0).page_bytes == kv_rig::page_bytes && rig.cycle(2).page_bytes == state_bytes);
   CHECK(rig.kv->address(0, "k") == rig.kv->address(1, "k"));  // one pool: a slot holds a page of either
   CHECK(rig.kv->address(2, "ssm") != rig.kv->address(0, "k"));
-  CHECK(rig.kv->slots(0) * 8192 + rig.kv->slots(1) * 4096 == 24 * 8192);
+  CHECK(rig.kv->slots(0) * kv_rig::page_bytes + rig.kv->slots(1) * state_bytes == 24 * kv_rig::page_bytes);
   CHECK_THROWS(Misuse, rig.kv->address(2, "k"));
   CHECK_THROWS(Misuse, rig.create("a", {}).handle->table(3));
 }
@@ -57,7 +57,8 @@ CASE("prefill blocks that the window will have passed are scratch, given back by
   CHECK(present(one, 1, 8) == std::vector<bool>(8, true));
   CHECK(locked(rig) == 8 + 8 + 1);
   // 8 full and, in the window, the sink and the last 2 hold what must be kept; the state too.
-  CHECK(rig.plan(torpor::Action::sleep, torpor::RestoreMode::pinned).keep_bytes == (8 + 3) * 8192 + 4096);
+  CHECK(rig.plan(torpor::Action::sleep, torpor::RestoreMode::pinned).keep_bytes ==
+        (8 + 3) * kv_rig::page_bytes + state_bytes);
   CHECK(rig.extend(one, tokens_from(0, 32)) && rig.holds(one));
   CHECK(locked(rig) == 8 + 3 + 1);
 }
@@ -83,7 +84,7 @@ CASE("a smaller capacity makes blocks that were scratch worth keeping") {
   CHECK(one.handle->resume() && one.handle->resize(40) && one.handle->resize(12));
   // Three blocks full, three in the window of which none is passed at 12 tokens, and the state.
   CHECK(rig.plan(torpor::Action::sleep, torpor::RestoreMode::pinned).keep_bytes ==
-        (3 + 2) * 8192 + 8192 + 4096);
+        (3 + 2 + 1) * kv_rig::page_bytes + state_bytes);
 }
 
 CASE("a state begins as zeros, has one slot whatever the length, and its index keeps its address") {

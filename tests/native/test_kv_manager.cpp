@@ -231,14 +231,13 @@ CASE("calls in the wrong state are misuse and change nothing") {
 }
 
 CASE("impossible pools and views are misuse with a word on what to do") {
-  const auto device =
-      torpor::make_host_device("kv-misuse-" + std::to_string(getpid()), 1 << 20, granule_bytes);
+  const auto device = test_device::make(granule_bytes, 16, 1);
   const auto pool = std::make_shared<torpor::HostPool>(device, 0);
   torpor::kv::KvSpec spec;
   spec.layout = small_layout();
   spec.gpu_bytes = granule_bytes - 1;
   CHECK_THROWS(Misuse, KvManager::make(device, pool, spec));
-  spec.gpu_bytes = std::size_t{2} << 20;
+  spec.gpu_bytes = 32 * granule_bytes;
   CHECK_THROWS(torpor::OutOfDeviceMemory, KvManager::make(device, pool, spec));
   spec.layout = {};
   CHECK_THROWS(Misuse, KvManager::make(device, pool, spec));
@@ -249,7 +248,7 @@ CASE("impossible pools and views are misuse with a word on what to do") {
   CHECK_THROWS(Misuse, torpor::kv::parse_dtype("int8"));
   CHECK_THROWS(Misuse, small_layout().place(0, "q"));
   CHECK_THROWS(Misuse, small_layout().place(2, "k"));
-  CHECK(device->memory_info().free_bytes == std::size_t{1} << 20);
+  CHECK(device->memory_info().free_bytes == 16 * granule_bytes);
 }
 
 CASE(

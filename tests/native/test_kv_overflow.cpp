@@ -134,18 +134,20 @@ CASE("held pages are never dropped: when they alone do not fit the sleep is refu
 }
 
 CASE("a machine without memory makes a sleep drop too, and held pages alone are refused (K9, F18)") {
-  // Pieces are of two mebibytes: what is dropped must be a whole piece.
-  Options options{.gpu_slots = 520, .device_bytes = std::size_t{8} << 20};
+  // The smallest piece; one of 256 pages is a whole number of these.
+  constexpr std::size_t least_bytes = std::size_t{2} << 20;
+  const std::size_t room_bytes = 256 * page_bytes;
+  Options options{.gpu_slots = 520, .device_bytes = 128 * granule_bytes};
   Rig rig(options);
   Tracked held = rig.started("h", tokens_from(0, 10));
   held.handle->suspend();
   for (int i = 0; i < 4; ++i) rig.started("p", tokens_from(10'000 * i, 400)).handle->close();
   CHECK(rig.stats().droppable_pages == 400);
-  rig.scarce->host_free_bytes = (std::size_t{2} << 20) + 4096;
+  rig.scarce->host_free_bytes = room_bytes + 4096;
   const Plan plan = evicting(*rig.ledger, RestoreMode::pinned);
   CHECK(rig.plan(Action::sleep, RestoreMode::pinned).refusals.size() == 1);
   CHECK(plan.refusals.empty() && plan.evicts.pages > 100 && plan.evicts.pages < 200);
-  CHECK(plan.host_bytes == std::size_t{2} << 20);
+  CHECK(plan.host_bytes == room_bytes);
   rig.run(plan);
   rig.wake();
   CHECK(held.handle->resume() && rig.holds(held));
@@ -153,7 +155,7 @@ CASE("a machine without memory makes a sleep drop too, and held pages alone are 
   rig.scarce->host_free_bytes = 4096;
   const Plan none = evicting(*rig.ledger, RestoreMode::pinned);
   CHECK(none.refusals.size() == 1 && none.refusals[0].code == "host_memory");
-  CHECK(none.refusals[0].needed_bytes == std::size_t{2} << 20 && none.refusals[0].free_bytes == 4096);
+  CHECK(none.refusals[0].needed_bytes == least_bytes && none.refusals[0].free_bytes == 4096);
 }
 
 CASE("a full disk tier makes a sleep to disk drop its own oldest pages first (K9)") {

@@ -68,8 +68,9 @@ CASE("without a host tier pages go straight to the disk") {
 }
 
 CASE("a full disk is no error: what is held stays where it was") {
-  // The file may have two pieces of a mebibyte; the tier wants more.
-  Rig rig({.gpu_slots = 8, .seed = 1, .disk_slots = 1000, .disk_limit_bytes = std::size_t{1} << 20});
+  // The file may have room for 128 pages; the tier wants more.
+  const std::size_t limit_bytes = 128 * page_bytes;
+  Rig rig({.gpu_slots = 8, .seed = 1, .disk_slots = 1000, .disk_limit_bytes = limit_bytes});
   Tracked one = rig.started("a", tokens_from(0, 30));
   one.handle->suspend();
   std::vector<Tracked> more;
@@ -83,7 +84,7 @@ CASE("a full disk is no error: what is held stays where it was") {
     next.handle->suspend();
     more.push_back(next);
   }
-  CHECK(refused && more.size() >= 10 && rig.disk->used_bytes() <= std::size_t{1} << 20);
+  CHECK(refused && more.size() >= 10 && rig.disk->used_bytes() <= limit_bytes);
   more.back().handle->close();  // its last page goes, its prefix may be dropped
   for (Tracked* back : {&more[0], &more[5]}) {
     if (!back->handle->resume()) continue;
@@ -209,7 +210,7 @@ CASE("a sleep and a wake leave every page in the tier it was in, in each mode (K
       CHECK(plan.items[0].host_bytes == 0 && (plan.host_bytes > 0) == preserves(mode));
       CHECK(plan.disk_bytes == 0 || preserves(mode));
       rig.run(plan);
-      CHECK(rig.free_bytes() == std::size_t{1} << 20 && pages_by_tier(rig) == before);
+      CHECK(rig.free_bytes() == 16 * granule_bytes && pages_by_tier(rig) == before);
       rig.wake();
       CHECK(pages_by_tier(rig) == before && rig.free_bytes() == world.free_bytes);
       CHECK(rig.disk->used_bytes() == disk_before);  // anew after a discard
@@ -243,7 +244,7 @@ CASE("any call that fails in a sleep to disk or its wake loses nothing in any ti
       [](Trio& world) {
         Rig& rig = *world.rig;
         CHECK(pages_by_tier(rig)[1] == 8);
-        if (rig.kv->parked()) CHECK(rig.free_bytes() == std::size_t{1} << 20);
+        if (rig.kv->parked()) CHECK(rig.free_bytes() == 16 * granule_bytes);
         if (!rig.kv->parked() && rig.ledger->status().phase == torpor::LedgerPhase::idle)
           all_are_whole(world);
       });
@@ -294,8 +295,7 @@ struct Shelf final : torpor::kv::PageWatcher {
 }  // namespace
 
 CASE("pages leave by priority, then the least recently used first") {
-  const auto device =
-      torpor::make_host_device("kv-priority-" + std::to_string(getpid()), 1 << 20, granule_bytes);
+  const auto device = test_device::make(granule_bytes, 16, 1);
   const auto pool = std::make_shared<torpor::HostPool>(device, 0);
   Shelf shelf;
   torpor::kv::PageCache cache(

@@ -29,7 +29,7 @@ CASE("a region's bytes come back from the disk to the same address, and no host 
 
 CASE("a region of several pieces goes through the disk whole, and a stop between them is heard (C6)") {
   constexpr std::size_t size = (std::size_t{64} << 20) + 7;
-  Rig rig(0, std::size_t{65} << 20);
+  Rig rig(0, round_up(size, chunk));
   (void)rig.region("weights", size);
   rig.faulty->fail_at(0);
   rig.faulty->delay("wait", 0.1);

@@ -1,6 +1,7 @@
 // Region and Ledger: what a transaction promises when nothing breaks, and when it is refused.
 #include "ledger_rig.hpp"
 #include "process.hpp"
+#include "text.hpp"
 
 using namespace rig;
 
@@ -158,7 +159,8 @@ CASE("a wake without room is refused ten times with numbers, leaks nothing, and 
     const Refusal refusal = plan.refusals.front();
     CHECK(refusal.code == "device_memory" && refusal.needed_bytes == 6 * chunk &&
           refusal.free_bytes == 5 * chunk);
-    CHECK(refusal.reason.find("needed 3.0 MiB, free 2.5 MiB on host device '") == 0);
+    CHECK(refusal.reason.starts_with("needed " + bytes_text(6 * chunk) + ", free " + bytes_text(5 * chunk) +
+                                     " on " + device_text(*rig.host)));
     CHECK_THROWS(OutOfDeviceMemory, rig.ledger->stage(plan, patience));
     CHECK(rig.free_bytes() == 5 * chunk && rig.host_bytes() == 6 * chunk);
   }
