@@ -44,6 +44,7 @@ GpuPool::GpuPool(std::shared_ptr<Device> device, std::size_t page_bytes, std::si
       chunk_bytes_(room.chunk_bytes != 0 ? room.chunk_bytes : device_->chunk_bytes()) {
   if (seed) random_.emplace(*seed);
   free_.reserve(slots_);
+  in_slot_.resize(slots_);
   give_back_all();
   const std::size_t granule = device_->granularity_bytes();
   range_ = Reservation(device_, reservation_bytes(room, size_bytes_, page_bytes_, granule));
@@ -67,9 +68,20 @@ std::int32_t GpuPool::take() noexcept {
 void GpuPool::give_back(std::int32_t slot) noexcept {
   assert(slot >= 0 && static_cast<std::size_t>(slot) < slots_ && free_.size() < slots_);
   free_.push_back(slot);
+  in_slot_[static_cast<std::size_t>(slot)] = nullptr;
+}
+
+std::vector<Page*> GpuPool::pages() const {
+  std::vector<Page*> found;
+  found.reserve(slots_ - free_.size());
+  for (Page* const page : in_slot_) {
+    if (page != nullptr) found.push_back(page);
+  }
+  return found;
 }
 
 void GpuPool::give_back_all() noexcept {
+  std::ranges::fill(in_slot_, nullptr);
   free_.clear();
   // Lowest slot last, so that neighbours are given one after the other and copies of them can be joined.
   for (std::size_t slot = slots_; slot > 0; --slot) free_.push_back(static_cast<std::int32_t>(slot - 1));
@@ -152,6 +164,7 @@ void GpuPool::settle(const std::vector<bool>& used) noexcept {
   size_bytes_ = mapped_bytes();
   slots_ = size_bytes_ / page_bytes_;
   count_bare_slots();
+  in_slot_.assign(slots_, nullptr);
   free_.clear();
   for (std::size_t slot = slots_; slot > 0; --slot) {
     const bool taken = slot <= used.size() && used[slot - 1];

@@ -142,6 +142,10 @@ void KvManager::save(PageCache& cache, PageCache::Travellers& leaving, StageCont
     context.moved_bytes += flow.finish();
     context.parts.waiting_s += flow.waited_s();
   }
+  {
+    const std::lock_guard guard(mutex_);
+    cache.keep_order(leaving);
+  }
   if (!context.verify) return;
   for (const Tier tier : {Tier::disk, Tier::host}) sums_.record(cache.mover(), cache.resting(tier), limits);
 }

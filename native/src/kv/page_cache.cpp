@@ -87,6 +87,7 @@ Page& PageCache::take_locked(std::uint16_t life_cycle, std::uint8_t priority) {
   page.life_cycle = life_cycle;
   page.priority = priority;
   page.slot = gpu_.take();
+  gpu_.settle_in(page.slot, page);
   page.sequences = 1;
   page.active_sequences = 1;
   ++in_tier_[index(Tier::gpu)];
@@ -123,8 +124,10 @@ void PageCache::give_back(Place& place) noexcept {
 }
 
 void PageCache::give_back_saved(Page& page) noexcept {
-  if (page.saved) --saved_in_[index(page.saved.tier)];
+  if (!page.saved) return;
+  --saved_in_[index(page.saved.tier)];
   give_back(page.saved);
+  if (!saved_order_.empty()) saved_order_ = {};
 }
 
 void PageCache::free_page(Page& page) noexcept {

@@ -1,5 +1,6 @@
 // PageCache: how its pages leave the GPU for a sleep and come back.
 #include <algorithm>
+#include <cassert>
 #include <utility>
 
 #include "torpor/kv/page_cache.hpp"
@@ -38,24 +39,25 @@ std::size_t PageCache::saved_pages() const noexcept {
   return saved_pages(Tier::host) + saved_pages(Tier::disk);
 }
 
-// In the order of their slots, so that neighbours get neighbouring places: fewer, larger copies.
+// In the order of their slots, so that neighbours get neighbouring places: fewer, larger copies. Nothing is
+// copied before this is done: of many pages no more is looked at than where they are.
 std::vector<Page*> PageCache::pages_leaving_gpu(std::span<Page* const> without) {
-  std::vector<Page*> left_out(without.begin(), without.end());
-  std::ranges::sort(left_out);
-  PageOrder slots(pages_in(Tier::gpu), gpu_.slots());
-  PageOrder places(pages_in(Tier::cold_gpu), cold_gpu_ ? cold_gpu_->ceiling_places() : 0);
-  for (Page& page : pages_.all()) {
-    if (!is_on_gpu(page) || page.scratch) continue;
-    if (!left_out.empty() && std::ranges::binary_search(left_out, &page)) continue;
-    if (page.tier == Tier::gpu) {
-      slots.add(static_cast<std::size_t>(page.slot), page);
-    } else {
-      places.add(page.place.index, page);
+  std::vector<Page*> found = gpu_.pages();
+  assert(found.size() == pages_in(Tier::gpu));
+  if (pages_in(Tier::cold_gpu) > 0) {
+    PageOrder places(pages_in(Tier::cold_gpu), cold_gpu_->ceiling_places());
+    for (Page& page : pages_.all()) {
+      if (is_on_gpu(page) && page.tier == Tier::cold_gpu) places.add(page.place.index, page);
     }
+    const std::vector<Page*> cold = places.take();
+    found.insert(found.end(), cold.begin(), cold.end());
   }
-  std::vector<Page*> found = slots.take();
-  const std::vector<Page*> cold = places.take();
-  found.insert(found.end(), cold.begin(), cold.end());
+  if (scratch_ > 0) std::erase_if(found, [](const Page* page) { return page->scratch; });
+  if (!without.empty()) {
+    std::vector<Page*> left_out(without.begin(), without.end());
+    std::ranges::sort(left_out);
+    std::erase_if(found, [&](Page* page) { return std::ranges::binary_search(left_out, page); });
+  }
   return found;
 }
 
@@ -106,6 +108,10 @@ void PageCache::save_next(Travellers& leaving, std::size_t limit, std::vector<Mo
   }
 }
 
+void PageCache::keep_order(Travellers& saved) noexcept {
+  if (saved.tier == Tier::host && saved.spilled == 0) saved_order_ = std::move(saved.pages);
+}
+
 void PageCache::drop_saved() noexcept {
   for (Page& page : pages_.all()) {
     if (is_on_gpu(page)) give_back_saved(page);
@@ -126,6 +132,10 @@ void PageCache::leave_slots() noexcept {
 PageCache::Travellers PageCache::plan_restore(Tier tier) {
   Travellers returning{.tier = tier, .pages = {}};
   if (pages_in(tier) == 0) return returning;
+  if (tier == Tier::gpu && saved_order_.size() == pages_in(tier) && pages_in(Tier::cold_gpu) == 0) {
+    returning.pages = std::exchange(saved_order_, {});
+    return returning;
+  }
   // In the order of their places: with slots given in order that joins the copies.
   const std::vector<std::size_t> in_host = host_.first_numbers();
   const std::vector<std::size_t> on_disk = disk_ ? disk_->first_numbers() : std::vector<std::size_t>{0};
@@ -159,6 +169,7 @@ void PageCache::restore_next(Travellers& returning, std::size_t limit, Restore& 
     Page& page = *returning.pages[returning.next];
     if (gpu) {
       page.slot = gpu_.take();
+      gpu_.settle_in(page.slot, page);
     } else {
       page.place = store(returning.tier)->take();
     }

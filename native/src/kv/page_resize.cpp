@@ -169,6 +169,9 @@ void PageCache::settle_pool(std::vector<bool>& used) noexcept {
     if (has_slot_from(page, 0)) used[static_cast<std::size_t>(page.slot)] = true;
   }
   gpu_.settle(used);
+  for (Page& page : pages_.all()) {
+    if (has_slot_from(page, 0)) gpu_.settle_in(page.slot, page);
+  }
 }
 
 }  // namespace torpor::kv

@@ -177,6 +177,7 @@ void PageCache::bring_in(std::span<Page* const> pages, const Limits& limits) {
   for (std::size_t i = 0; i < pages.size(); ++i) {
     Page& page = *pages[i];
     page.slot = slots[i];
+    gpu_.settle_in(page.slot, page);
     give_back(page.place);
     set_tier(page, Tier::gpu);
   }

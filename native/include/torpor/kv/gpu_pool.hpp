@@ -13,6 +13,8 @@
 
 namespace torpor::kv {
 
+struct Page;  // page.hpp
+
 // How a pool may change.
 struct PoolRoom {
   std::size_t reserved_bytes = 0;  // of addresses, no less than the pool has; 0 = it never grows
@@ -40,6 +42,10 @@ class GpuPool final {
   [[nodiscard]] std::int32_t take() noexcept;
   void give_back(std::int32_t slot) noexcept;
   void give_back_all() noexcept;
+  // Whose a slot is that was taken, until it is given back.
+  void settle_in(std::int32_t slot, Page& page) noexcept { in_slot_[static_cast<std::size_t>(slot)] = &page; }
+  // The pages in the order of their slots. May throw bad_alloc.
+  [[nodiscard]] std::vector<Page*> pages() const;
 
   // All or nothing; may throw.
   void map();
@@ -67,9 +73,12 @@ class GpuPool final {
   // Frees its last chunk: cannot fail, what the driver refuses to unmap is left to it.
   void drop_chunk() noexcept { mappings_.pop_back(); }
   // So that settle() need not allocate with a pool of this size. May throw.
-  void reserve_books(std::size_t size_bytes) { free_.reserve(size_bytes / page_bytes_); }
+  void reserve_books(std::size_t size_bytes) {
+    free_.reserve(size_bytes / page_bytes_);
+    in_slot_.reserve(size_bytes / page_bytes_);
+  }
   // The slots are those of the memory that is mapped now; in use are those that `used` says, all of them
-  // there.
+  // there. Their pages have to settle in anew.
   void settle(const std::vector<bool>& used) noexcept;
   [[nodiscard]] const std::vector<std::int32_t>& free_list() const noexcept { return free_; }
 
@@ -86,6 +95,7 @@ class GpuPool final {
   std::vector<Mapping> mappings_;   // one behind the other from the base on
   std::vector<std::int32_t> free_;  // its capacity is slots_ at least: give_back must not allocate
   std::size_t bare_slots_ = 0;      // without memory: all free, and the first ones in free_
+  std::vector<Page*> in_slot_;      // by slot; nullptr: free, or nobody has settled in
 };
 
 }  // namespace torpor::kv

@@ -132,6 +132,9 @@ class PageCache final {
   // Gives the next ones, `limit` at most, a place of their own beside their slot, and puts the moves to make
   // into `moves`, instead of what was there.
   void save_next(Travellers& leaving, std::size_t limit, std::vector<Move>& moves);
+  // After the last of them: so a wake finds them in the order of their places, without looking at every page,
+  // as long as none of them gives its saved place back.
+  void keep_order(Travellers& saved) noexcept;
   // The pages on the GPU leave their saved places: a save was taken back, or a restore is published.
   void drop_saved() noexcept;
   // The pages on the GPU leave their slots: the pools are being parked, or a restore was taken back.
@@ -290,6 +293,7 @@ class PageCache final {
   std::size_t scratch_ = 0;
   std::array<std::size_t, tier_count> in_tier_{};
   std::array<std::size_t, tier_count> saved_in_{};  // pages with a saved copy, by its tier
+  std::vector<Page*> saved_order_;                  // empty, or all pages with a saved copy
   CacheCounters counters_;
 };
 
