@@ -96,17 +96,18 @@ def test_what_helm_test_runs_succeeds(door: Door, machine: Machine, rendered: Re
     assert subprocess.run(command, env=wrong, capture_output=True, timeout=120, check=False).returncode != 0
 
 
-def test_the_jobs_of_deploy_run(machine: Machine, door: Door) -> None:
-    def by_script(name: str) -> str:
-        variables = machine.inside() | {"RAY_ADDRESS": f"http://127.0.0.1:{machine.jobs_port}"}
-        config = str(machine.folder / "etc/torpor/torpor.yaml")
-        words = [str(JOBS / name), *([config] if name == "apply.sh" else [])]
-        done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=180, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+def by_script(machine: Machine, name: str) -> str:
+    variables = machine.inside() | {"RAY_ADDRESS": f"http://127.0.0.1:{machine.jobs_port}"}
+    config = str(machine.folder / "etc/torpor/torpor.yaml")
+    words = [str(JOBS / name), *([config] if name == "apply.sh" else [])]
+    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
-    assert f"{MODEL} awake" in by_script("status.sh")
-    assert "Plan; coordinator running" in by_script("apply.sh"), "it compares first"
+
+def test_the_jobs_of_deploy_run(machine: Machine, door: Door) -> None:
+    assert f"{MODEL} awake" in by_script(machine, "status.sh")
+    assert "Plan; coordinator running" in by_script(machine, "apply.sh"), "it compares first"
     log = machine.finished(machine.submit(f"python3 {shlex.quote(str(JOBS / 'train.py'))} {MODEL}"))
     assert "trained, the loss is" in log and f"{MODEL} is awake again" in log
     with caller(door) as client:
@@ -114,7 +115,7 @@ def test_the_jobs_of_deploy_run(machine: Machine, door: Door) -> None:
 
 
 def test_the_end_of_a_door_loses_no_request_and_fits_into_its_grace(door: Door, rendered: Rendered) -> None:
-    """The last test: it ends the door."""
+    """It ends the door."""
     answers: list[httpx.Response] = []
     body = {"model": MODEL, "prompt": "1, 2, 3, 4, 5, 6,", "max_tokens": 120, "temperature": 0}
 
@@ -137,3 +138,32 @@ def test_the_end_of_a_door_loses_no_request_and_fits_into_its_grace(door: Door, 
     assert time.monotonic() - asked_at < door.grace_s
     assert answers[0].status_code == 200
     assert answers[0].json()["choices"][0]["finish_reason"] in ("length", "stop")
+
+
+def test_a_door_of_an_upgrade_that_drops_what_runs_and_parks_does_so_within_its_grace(
+    machine: Machine, rendered: Rendered, door: Door, tmp_path: Path
+) -> None:
+    """What the values say: no notice, a second for what runs, which is told, and the model asleep at last."""
+    assert door.process.poll() is not None, "the test before has ended it"
+    times = ("notice_s=0", "drain_s=1", "park=true", "park_timeout_s=30")
+    values = [word for each in times for word in ("--set", f"config.shutdown.{each}")]
+    quick = render_small(tmp_path, *values)
+    file = machine.folder / "etc/torpor/torpor.yaml"
+    port = door.url.rpartition(":")[2]
+    file.write_text(machine.moved(quick.config_text).replace("port: 8700", f"port: {port}"))
+    parking = Door(machine, quick)
+    try:
+        parking.wait_until_ready()
+        assert parking.grace_s < door.grace_s
+        body = {"model": MODEL, "prompt": "1, 2, 3,", "max_tokens": 2000, "stream": True}
+        with caller(parking) as client, client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            parking.process.send_signal(signal.SIGTERM)
+            told = [line for line in lines if line]
+        assert parking.process.wait(parking.grace_s) == 0, parking.log.read_text()
+    finally:
+        parking.process.kill()
+    assert "this front end is ending" in told[-2], "whoever is cut off is told why"
+    assert f"{MODEL}: parked" in parking.log.read_text()
+    assert f"{MODEL} asleep" in by_script(machine, "status.sh")
