@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.actor import CoordinatorActor
 from torpor.actors.messages import ModelState, ModelView
-from torpor.actors.ports import InferenceAtLeaders, Loss
+from torpor.actors.ports import ControlUnreachable, Loss
 from torpor.actors.ray.calls import first_line
 from torpor.actors.ray.inference import RayInference
 from torpor.actors.ray.knocking import knock
@@ -35,6 +35,9 @@ OBJECT_STORE_BYTES = 80 << 20  # nothing large goes through it; Ray's least is 7
 SHUTDOWN_S = 30.0
 POLL_S = 0.2
 KNOCK_S = 5.0
+MEET_S = (
+    10.0  # for the coordinator and the head to name the leaders; whom they do not is found when he is asked
+)
 WATCH_S = 0.25
 SILENT_SHARE = 0.7  # of Ray's own patience
 _RAYS_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
@@ -54,7 +57,7 @@ class Cluster:
     """What a front end needs. owned: started by this process, and ended with it."""
 
     control: RayControl
-    inference: InferenceAtLeaders
+    inference: RayInference
     namespace: str
     owned: bool
 
@@ -92,9 +95,18 @@ class Cluster:
 
         Whoever asks for the coordinator is told.
         """
-        loss = await (_own_head_is_lost() if self.owned else _joined_is_lost(self.control))
+        if self.owned:
+            loss = await _own_head_is_lost()
+        else:
+            await self._meet_leaders()
+            loss = await _joined_is_lost(self.control)
         self.control.give_up(loss.why)
         return loss
+
+    async def _meet_leaders(self) -> None:
+        with contextlib.suppress(TimeoutError, ControlUnreachable):
+            async with asyncio.timeout(MEET_S):
+                await self.inference.meet(view.name for view in await self.control.models())
 
     def shutdown(self) -> None:
         """End what `start_local` started: coordinator, ranks and the local Ray. A joined cluster goes on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import cast
 
 import ray
@@ -198,6 +198,10 @@ class RayInference:
     def connections(self) -> tuple[LeaderStream, ...]:
         """To the leaders that were asked so far."""
         return tuple(self._streams.values())
+
+    async def meet(self, models: Iterable[str]) -> None:
+        """Connect to their leaders before somebody asks: that needs Ray's head, and what is said afterwards does not."""
+        await asyncio.gather(*map(self._stream, models), return_exceptions=True)
 
     async def close(self, why: str = ENDING) -> None:
         """Whoever asks, or has not heard anything yet, is told why; who has, gets an error event."""

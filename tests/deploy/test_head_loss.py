@@ -168,11 +168,11 @@ def test_a_door_serves_on_while_the_head_is_gone_and_is_ready_again_when_it_is_b
 def test_a_door_whose_raylet_was_the_heads_serves_on_until_the_head_is_back_and_gives_way(
     house: House,
 ) -> None:
-    """As on one machine without pods, where Ray lets drivers join by the head's raylet."""
+    """As on one machine without pods, where Ray lets drivers join by the head's raylet. Nobody has asked it before."""
     door = house.open_door(as_pod=False)
     before = rank_pid(door)
+    time.sleep(5)  # it has connected to the leader, whom nobody has asked by it
     with caller(door) as client:
-        client.post("/v1/completions", json=BODY).raise_for_status()
         house.machine.kill_head()
         time.sleep(10)  # its raylet is known to be dead by then
         while_gone = client.post("/v1/completions", json=BODY | {"max_tokens": 4})

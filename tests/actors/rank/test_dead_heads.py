@@ -95,6 +95,23 @@ async def test_calls_of_the_coordinator_end_in_time_and_with_the_reason_once_it_
             await asyncio.wait_for(request, 2)
 
 
+async def test_leaders_are_connected_to_before_somebody_asks_and_one_that_is_not_there_harms_nobody() -> None:
+    """While the head is away nobody can be found."""
+    asked: list[str] = []
+
+    def find(model: str) -> object:
+        asked.append(model)
+        if model == "gone":
+            raise OSError("no answer")
+        return model  # its calls fail: only who is connected to is looked at
+
+    inference = RayInference("here", None, find)  # type: ignore[arg-type]
+    await inference.meet(["gone", "chat", "code"])
+    assert sorted(asked) == ["chat", "code", "gone"]
+    assert sorted(str(each._handle) for each in inference.connections()) == ["chat", "code"]
+    await inference.close()
+
+
 async def test_what_ray_remembers_of_the_coordinator_is_no_answer_of_its_head(head: Head) -> None:
     """Ray tells of an actor that it has found before without asking anybody."""
 
