@@ -86,11 +86,14 @@ class Parts:
         return seconds, answer, known, taken
 
     def while_doing(self, work: Callable[[], None]) -> dict[str, float]:
-        """Seconds by part of whatever the engine does meanwhile; and "gpu" where there is one."""
+        """Seconds by part of whatever the engine does meanwhile, with "rest", and "gpu" where there is one."""
         self._seconds.clear()
         self._marks.clear()
+        began = self._now()
         work()
+        whole = self._now() - began
         taken = {name: self._seconds.get(name, 0.0) for name in PARTS}
+        taken["rest"] = whole - sum(taken.values())
         if self._marks:
             torch.cuda.synchronize()
             taken["gpu"] = sum(begin.elapsed_time(end) for begin, end in self._marks) / 1e3
