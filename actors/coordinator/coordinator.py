@@ -6,29 +6,27 @@ Plain asyncio; it knows neither Ray nor HTTP. State that must outlive it is in t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torpor.actors.audit import AuditEntry
 from torpor.actors.config import ClusterConfig, ModelConfig
-from torpor.actors.coordinator.acceptance import as_configured, conflict_of, refusal_of, unknown_hold
 from torpor.actors.coordinator.asking import ask_status, trim_ranks
 from torpor.actors.coordinator.care import Care
 from torpor.actors.coordinator.execution import Execution
 from torpor.actors.coordinator.feed import Feed
 from torpor.actors.coordinator.journal import Journal
 from torpor.actors.coordinator.lives import Lives, is_left_to_us
+from torpor.actors.coordinator.reception import Reception
 from torpor.actors.coordinator.reconcile import Reconciler
-from torpor.actors.coordinator.records import Published, effective_tags
+from torpor.actors.coordinator.records import Published
+from torpor.actors.coordinator.register import Register
 from torpor.actors.coordinator.roster import Roster
-from torpor.actors.coordinator.runtime import ModelRuntime, Run, as_running
+from torpor.actors.coordinator.runtime import ModelRuntime, Run
 from torpor.actors.coordinator.settling import Settling
-from torpor.actors.coordinator.spans import OperationSpans
 from torpor.actors.coordinator.watching import watch
 from torpor.actors.coordinator.writer import Writer
 from torpor.actors.messages import (
@@ -38,14 +36,10 @@ from torpor.actors.messages import (
     ModelView,
     Operation,
     OperationRequest,
-    OperationState,
-    Refusal,
     Trimmed,
 )
 from torpor.actors.news import Changes, Position
 from torpor.actors.ports import RankMaker, RankPort
-
-REMEMBERED = 1000  # finished operations at hand without asking the journal
 
 
 def new_operation_id() -> str:
@@ -73,12 +67,8 @@ class Coordinator:
         self.feed = Feed()
         self._journal = journal
         self._now = now
-        self._new_id = new_id
         self._models = {model.name: ModelRuntime(model, Published(model.name)) for model in config.models}
-        self._runs: dict[str, Run] = {}
-        self._finished: OrderedDict[str, Operation] = OrderedDict()
-        self._ended = asyncio.Event()  # replaced whenever an operation ends
-        self._submitting = asyncio.Lock()
+        self._register = Register(journal, self._models)
         self._tasks: set[asyncio.Task[None]] = set()
         self._writer = Writer(journal, self._spawn)
         self._care = Care(
@@ -95,7 +85,7 @@ class Coordinator:
         )
         reconciler = Reconciler(config, journal, self._execution, now)
         self._settling = Settling(
-            reconciler, self._care, self.feed, remember=self._remember, spawn=self._spawn
+            reconciler, self._care, self.feed, remember=self._register.remember, spawn=self._spawn
         )
         self._lives = (
             None
@@ -112,7 +102,18 @@ class Coordinator:
                 submit=self.submit,
             )
         )
-        self._roster = Roster(self._models, journal, self.feed, self._lives, self._submitting)
+        submitting = asyncio.Lock()  # nothing comes or goes while a request is decided on
+        self._roster = Roster(self._models, journal, self.feed, self._lives, submitting)
+        self._reception = Reception(
+            self._models,
+            journal,
+            self._register,
+            submitting,
+            now,
+            new_id,
+            makes_ranks=maker is not None,
+            start=self._start,
+        )
 
     @property
     def epoch(self) -> int:
@@ -210,57 +211,10 @@ class Coordinator:
 
     async def submit(self, request: OperationRequest) -> Operation:
         """Start, join or refuse. Raises KeyReused."""
-        request = as_configured(self._models.get(request.model), request)
-        async with self._submitting:
-            if request.idempotency_key is not None:
-                known = await self._journal.find_key(request, self._now())
-                if known is not None:
-                    run = self._runs.get(known.id)
-                    return run.told() if run is not None else self._as_told(known)
-            runtime = self._models.get(request.model)
-            refusal = refusal_of(self._models, request, makes_ranks=self._lives is not None)
-            if refusal is None and request.releases:
-                refusal = unknown_hold(request, await self._find(request.releases))
-            if runtime is None or refusal is not None:
-                assert refusal is not None
-                return await self._refuse(request, refusal)
-            joined = runtime.joinable(request)
-            if joined is not None:
-                await self._journal.bind_key(request, joined.operation.id, self._now())
-                return joined.told()
-            refusal = conflict_of(runtime, request)
-            if refusal is not None:
-                return await self._refuse(request, refusal)
-            run = Run(self._new_operation(runtime, request), request)
-            await self._journal.begin(run.operation, request, self._now())
-            self._start(runtime, run)
-            return run.told()
-
-    def _new_operation(self, runtime: ModelRuntime | None, request: OperationRequest) -> Operation:
-        known = runtime.published.tags if runtime is not None else ()
-        return Operation(
-            id=self._new_id(),
-            kind=request.kind,
-            model=request.model,
-            state=OperationState.RUNNING,
-            tags=list(effective_tags(request, known)),
-            restore={tag: mode.value for tag, mode in request.restore.items()},
-            created_at=self._now(),
-            dry_run=request.dry_run,
-            origin=request.origin,
-        )
-
-    async def _refuse(self, request: OperationRequest, refusal: Refusal) -> Operation:
-        operation = self._new_operation(self._models.get(request.model), request)
-        operation.state, operation.finished_at = OperationState.REJECTED, self._now()
-        operation.code, operation.reason = refusal.code, refusal.reason
-        await self._journal.begin(operation, request, self._now())
-        OperationSpans(operation, request).end(operation)
-        self._remember(operation)
-        return operation
+        return await self._reception.submit(request)
 
     def _start(self, runtime: ModelRuntime, run: Run) -> None:
-        self._runs[run.operation.id] = run
+        self._register.begin(run)
         runtime.queue.append(run)
         if runtime.running is run:
             run.turn.set()
@@ -273,8 +227,7 @@ class Coordinator:
         runtime.queue.remove(run)
         if runtime.queue:
             runtime.queue[0].turn.set()
-        del self._runs[run.operation.id]
-        self._remember(run.operation)
+        self._register.end(run)
         self._care.look(runtime)
         if runtime.deleted:
             self.feed.add(operation=run.operation, deleted=runtime.config.name)
@@ -286,13 +239,6 @@ class Coordinator:
         """One of the coordinator's own, to its end."""
         return await self.wait((await self.submit(request)).id)
 
-    def _remember(self, operation: Operation) -> None:
-        self._finished[operation.id] = operation
-        self._ended.set()
-        self._ended = asyncio.Event()
-        while len(self._finished) > REMEMBERED:
-            self._finished.popitem(last=False)
-
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -301,41 +247,16 @@ class Coordinator:
     # --- questions ---
 
     async def wait(self, operation_id: str, timeout_s: float | None = None) -> Operation:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                # Not only those that run: one that a coordinator before this left open is being settled.
-                while (await self.operation(operation_id)).state is OperationState.RUNNING:
-                    await self._ended.wait()
-        return await self.operation(operation_id)
+        return await self._register.wait(operation_id, timeout_s)
 
     async def operation(self, operation_id: str) -> Operation:
-        found = await self._find(operation_id)
-        if found is None:
-            raise KeyError(f"no operation {operation_id!r}; the journal keeps the last ones only")
-        return found
-
-    async def _find(self, operation_id: str) -> Operation | None:
-        if operation_id in self._runs:
-            return self._runs[operation_id].told()
-        found = self._finished.get(operation_id) or await self._journal.operation(operation_id)
-        return None if found is None else self._as_told(found)
-
-    def _as_told(self, found: Operation) -> Operation:
-        """What a coordinator before this left open runs until its model is settled."""
-        runtime = self._models.get(found.model)
-        return as_running(found) if runtime is not None and found.id in runtime.ending else found
+        return await self._register.operation(operation_id)
 
     async def operations(self, model: str | None = None, limit: int = 100) -> list[Operation]:
-        stored = await self._journal.operations(model, limit)
-        return [
-            self._runs[found.id].told()
-            if found.id in self._runs
-            else self._as_told(self._finished.get(found.id, found))
-            for found in stored
-        ]
+        return await self._register.operations(model, limit)
 
     async def cancel(self, operation_id: str) -> bool:
-        run = self._runs.get(operation_id)
+        run = self._register.running(operation_id)
         if run is None:
             await self.operation(operation_id)  # KeyError for an unknown one
             return False

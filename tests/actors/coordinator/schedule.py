@@ -278,7 +278,9 @@ class Schedule:
             # A failed one may be well once its new ranks have answered.
             doubt = any(runtime.doubt or runtime.settling.locked() for runtime in models)
             at_rest = (
-                not self.rig.coordinator._runs and not doubt and all(state in settled for state in states)
+                self.rig.coordinator._register.idle
+                and not doubt
+                and all(state in settled for state in states)
             )
             # A drain that nobody could be told to take back ends with its lease, and holds end with theirs.
             drained = any(
