@@ -294,3 +294,31 @@ CASE("one thread uses sequences while another sleeps, wakes and looks") {
   rig.kv->forget_prefixes();
   CHECK(rig.stats().free_slots == 8 && rig.stats().sequences == 0);
 }
+
+CASE("pages that came back from the host before a sleep are saved like any other (K3)") {
+  Rig rig({.host_slots = 16, .seed = 4});
+  Tracked one = rig.started("a", tokens_from(0, 14));
+  one.handle->suspend();
+  Tracked two = rig.started("b", tokens_from(0, 30));
+  two.handle->suspend();
+  CHECK(one.handle->resume() && rig.stats().moved_in_pages > 0);
+  rig.sleep(RestoreMode::pinned);
+  rig.wake();
+  CHECK(rig.holds(one));
+  one.handle->suspend();
+  CHECK(two.handle->resume() && rig.holds(two));
+}
+
+CASE("a wake brings back the pages of its own sleep, whatever one that was taken back had saved (K2, M3)") {
+  Rig rig({.host_slots = 16, .seed = 4});
+  Tracked one = rig.started("a", tokens_from(0, 30));
+  rig.stage(rig.plan(torpor::Action::sleep, RestoreMode::pinned));
+  rig.ledger->abort();
+  one.handle->suspend();
+  Tracked two = rig.started("b", tokens_from(0, 30));  // as many pages as had been saved
+  rig.sleep(RestoreMode::memset);
+  rig.wake();
+  CHECK(rig.all_zero(two));
+  two.handle->suspend();
+  CHECK(one.handle->resume() && rig.all_zero(one));
+}

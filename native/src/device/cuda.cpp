@@ -176,6 +176,7 @@ void CudaDevice::map_range(Address at, PhysicalHandle handle, std::size_t size_b
 }
 
 void CudaDevice::unmap_range(Address at, std::size_t size_bytes) {
+  if (foreign()) return;  // a fork has none of the driver's mappings
   const CurrentContext current = enter();
   const std::lock_guard<std::mutex> guard(mutex_);
   const auto found = mapped_.find(at);
