@@ -104,6 +104,8 @@ def play(seeds: range, workers: int) -> Tally:
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         for each in pool.map(play_some, chunks):
             tally.add(each)
+            if each.broken:  # told at once: the rest may take an hour
+                print(f"after {tally.seeds} seeds:", *each.broken, sep="\n", file=sys.stderr, flush=True)
     return tally
 
 
