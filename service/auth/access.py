@@ -35,7 +35,7 @@ CALLS: Mapping[frozenset[Role], tuple[str, ...]] = {
         *("POST /operations/{operation_id}/cancel", "POST /operations/{operation_id}/renew"),
     ),
     _ADMINISTER: (
-        *("POST /models", "DELETE /models/{model}", "POST /models/{model}/recover"),
+        *("DELETE /models/{model}", "POST /models/{model}/recover"),
         *("GET /audit", "POST /models/{model}/update_weights", "POST /update_weights_from_disk"),
     ),
 }

@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "recover": lives.recover,
     "delete": lives.delete,
     "update-weights": memory.update_weights,
+    "trim": memory.trim,
     "ops": looking.ops,
     "cancel": looking.cancel,
     "events": looking.events,

@@ -99,6 +99,14 @@ def operation(record: Record) -> RenderableType:
     return Group(headline, ranks, phases) if record["phases"] else Group(headline, ranks)
 
 
+def trimmed(record: Record) -> RenderableType:
+    ranks = _table("rank", "given back")
+    for one in record["ranks"]:
+        ranks.add_row(str(one["rank"]), show_bytes(one["freed_bytes"]))
+    freed = show_bytes(record["freed_bytes"])
+    return Group(Text(f"{record['model']}: {freed} given back", style="bold"), ranks)
+
+
 def operations(records: Sequence[Record]) -> RenderableType:
     table = _table("operation", "kind", "model", "state", "tags", "seconds", "reason", title="Operations")
     for one in records:

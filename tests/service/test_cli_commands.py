@@ -66,6 +66,31 @@ def test_sleep_and_wake_take_all_that_a_request_may_say(torpor: Run) -> None:
     assert state(torpor) == "awake, open"
 
 
+def test_trim_gives_back_what_each_rank_keeps_beyond_a_size_m8(torpor: Run) -> None:
+    code, out, _ = torpor("trim", "chat", "--keep", "1KiB", "--json")
+    record = json.loads(out)
+    assert (code, record["model"], [one["rank"] for one in record["ranks"]]) == (0, "chat", [0, 1])
+    code, out, _ = torpor("trim", "draft")
+    assert (code, "draft: " in out, "given back" in out) == (0, True, True)
+
+
+def test_trim_wants_a_model_that_there_is_and_a_size_that_it_can_read(torpor: Run) -> None:
+    for wrong, hint in (
+        ((), "chat, draft"),
+        (("nobody",), "nobody"),
+        (("chat", "--keep", "2 cows"), "512MiB"),
+    ):
+        code, out, told = torpor("trim", *wrong)
+        assert (code, out) == (2, "")
+        assert hint in told
+
+
+def test_a_trim_that_a_rank_does_not_answer_exits_with_3_and_says_which(torpor: Run, house: Inside) -> None:
+    house.rig.rank(rank=1).die()
+    code, out, told = torpor("trim", "chat", "--json")
+    assert (code, json.loads(out)["code"], "rank 1" in told) == (3, "rank_failed", True)
+
+
 def test_a_pause_lets_nobody_in_until_the_unpause_and_touches_no_memory(torpor: Run) -> None:
     code, out, _ = torpor("pause", "chat", "--drain", "abort")
     assert (code, "pause of chat: succeeded" in out) == (0, True)

@@ -1,4 +1,4 @@
-"""Commands about a model's memory: sleep, wake, update-weights."""
+"""Commands about a model's memory: sleep, wake, trim, update-weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ from torpor.service.cli.options import (
 )
 from torpor.service.cli.output import Output
 from torpor.service.cli.session import client_of
+from torpor.service.client.blocking import Client
 from torpor.service.client.calls import DEFAULT_URL
+from torpor.service.units import parse_size_bytes
 
 
 def sleep(
@@ -133,6 +135,33 @@ def wake(
             wait=wait,
         )
     Output(json).show(record, tables.operation)
+
+
+def trim(
+    context: typer.Context,
+    model: Model = None,
+    keep: Annotated[
+        str, typer.Option(metavar="SIZE", help="What each rank may go on keeping, e.g. 512MiB.")
+    ] = "0",
+    url: Url = DEFAULT_URL,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Give back host memory that is kept for speed alone; what sleeps loses nothing."""
+    try:
+        target_bytes = parse_size_bytes(keep)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--keep") from None
+    with client_of(context, url, token_file) as client:
+        record = client.trim(model or _only_model(client), target_bytes)
+    Output(json).show(record, tables.trimmed)
+
+
+def _only_model(client: Client) -> str:
+    names = [str(model["name"]) for model in client.models()]
+    if len(names) == 1:
+        return names[0]
+    raise typer.BadParameter(f"say which one: {', '.join(names) or 'there is none'}", param_hint="MODEL")
 
 
 def update_weights(
