@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -33,18 +33,28 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, ResultT]) 
 
 
 async def _first(work: Coroutine[Any, Any, ResultT], receive: Receive) -> ResultT:
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(receive))
+    """In the task of whoever calls, which a watcher interrupts: a task for the work would cost each request more."""
+    task, gone = asyncio.current_task(), False
+    assert task is not None
+    cancelled_by_others = task.cancelling()
+
+    async def watch() -> None:
+        nonlocal gone
+        await _disconnected(receive)
+        gone = True
+        task.cancel()
+
+    watcher = asyncio.ensure_future(watch())
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGone
+        return await work
+    except asyncio.CancelledError:
+        if gone and task.cancelling() == cancelled_by_others + 1:
+            raise ClientGone from None
+        raise
     finally:
-        for one in (task, gone):
-            one.cancel()
-        with suppress(asyncio.CancelledError, Exception):
-            await asyncio.gather(task, gone, return_exceptions=True)
+        watcher.cancel()
+        if gone:
+            task.uncancel()
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
 
 from torpor.actors.messages import FinishReason, GenerateRequest, TokenEvent
 from torpor.actors.ports import GateClosed, Inference, InvalidRequest, QueueFull
@@ -32,9 +32,7 @@ class Generation:
 
         Raises a Problem, with nothing left running.
         """
-        firsts = await asyncio.gather(
-            *(anext(stream, None) for stream in self._streams), return_exceptions=True
-        )
+        firsts = await self._firsts()
         errors = [first for first in firsts if isinstance(first, BaseException)]
         if errors:
             await self.close()
@@ -43,6 +41,15 @@ class Generation:
         self._admitted = len(self._streams)
         for _ in self._streams:
             self._admission.admitted(self._model)
+
+    async def _firsts(self) -> list[TokenEvent | BaseException | None]:
+        if len(self._streams) > 1:
+            firsts = (anext(stream, None) for stream in self._streams)
+            return await asyncio.gather(*firsts, return_exceptions=True)
+        try:  # nearly every request; without tasks of its own it costs a tenth less
+            return [await anext(self._streams[0], None)]
+        except Exception as error:
+            return [error]
 
     def _problem(self, error: BaseException) -> BaseException:
         if isinstance(error, GateClosed):
@@ -55,24 +62,16 @@ class Generation:
 
     async def events(self) -> AsyncIterator[Choice]:
         """Every choice ends with an event that has a finish_reason; a stream that breaks off, with an error."""
+        if len(self._streams) == 1:
+            async with aclosing(self._of(0)) as only:
+                async for event in only:
+                    yield 0, event
+            return
         queue: asyncio.Queue[Choice] = asyncio.Queue(maxsize=64)
 
         async def pump(choice: int) -> None:
-            ended = False
-            try:
-                event = self._first[choice]
-                while event is not None:
-                    ended = event.finish_reason is not None
-                    if ended:
-                        self._admission.ended(self._model, event)
-                    if not event.silent:
-                        await queue.put((choice, event))
-                    event = None if ended else await anext(self._streams[choice], None)
-                if not ended:
-                    await queue.put((choice, _broken("the model's stream ended without a finish reason")))
-            except Exception as error:
-                detail = str(error) if isinstance(error, GateClosed) else f"{type(error).__name__}: {error}"
-                await queue.put((choice, _broken(detail)))
+            async for event in self._of(choice):
+                await queue.put((choice, event))
 
         self._pumps = [asyncio.ensure_future(pump(choice)) for choice in range(len(self._streams))]
         finished = 0
@@ -81,8 +80,24 @@ class Generation:
             finished += entry[1].finish_reason is not None
             yield entry
 
+    async def _of(self, choice: int) -> AsyncGenerator[TokenEvent, None]:
+        ended = False
+        try:
+            event = self._first[choice]
+            while event is not None:
+                ended = event.finish_reason is not None
+                if ended:
+                    self._admission.ended(self._model, event)
+                if not event.silent:
+                    yield event
+                event = None if ended else await anext(self._streams[choice], None)
+            if not ended:
+                yield _broken("the model's stream ended without a finish reason")
+        except Exception as error:
+            yield _broken(str(error) if isinstance(error, GateClosed) else f"{type(error).__name__}: {error}")
+
     async def close(self) -> None:
-        # Pumps first: a stream that is being read cannot be closed.
+        # Pumps first, and whoever reads `events`: a stream that is being read cannot be closed.
         for task in self._pumps:
             task.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
