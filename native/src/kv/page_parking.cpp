@@ -44,7 +44,7 @@ std::size_t PageCache::saved_pages() const noexcept {
 std::vector<Page*> PageCache::pages_leaving_gpu(std::span<Page* const> without) {
   std::vector<Page*> found = gpu_.pages();
   assert(found.size() == pages_in(Tier::gpu));
-  if (pages_in(Tier::cold_gpu) > 0) {
+  if (cold_gpu_ && pages_in(Tier::cold_gpu) > 0) {
     PageOrder places(pages_in(Tier::cold_gpu), cold_gpu_->ceiling_places());
     for (Page& page : pages_.all()) {
       if (is_on_gpu(page) && page.tier == Tier::cold_gpu) places.add(page.place.index, page);
