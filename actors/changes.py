@@ -9,7 +9,7 @@ from typing import Any
 from torpor.actors.config import ModelConfig
 
 # Policies: coordinator and front ends act on them, and no rank was made by them. All else is the model's shape.
-IN_PLACE = frozenset({"gate", "on_discard", "recover", "sleep_after_idle_s"})
+IN_PLACE = frozenset({"gate", "on_discard", "prefill_backup", "recover", "sleep_after_idle_s"})
 
 
 @dataclass(frozen=True, slots=True)

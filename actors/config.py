@@ -86,6 +86,7 @@ class ModelConfig:
     )
     gate: GateConfig = field(default_factory=GateConfig)
     verify: bool = False
+    prefill_backup: bool = False  # weights are saved while the model is awake, before its first sleep
     # None: a whole GPU where there are enough for all models, else an equal share; in a lent group, none.
     gpus_per_rank: float | None = None
     placement: PlacementConfig = field(default_factory=PlacementConfig)
@@ -129,6 +130,7 @@ class NodeBudget:
 @dataclass(frozen=True, slots=True)
 class HostPoolConfig:
     bytes: int = GIB  # kept between cycles, per node
+    prefill: bool = False  # what a sleep will take of it is made before, while models are awake
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,13 @@ class RankPort(Protocol):
     async def trim(self, target_bytes: int) -> int:
         """Give back host memory that is kept for speed alone until this much is left; the bytes freed (M8)."""
 
+    async def prefill(self, room_bytes: int, timeout_s: float, backups: bool, pool: bool) -> int:
+        """Make host memory ready for the next sleep, room_bytes at most, while the rank serves; the bytes made.
+
+        backups: of weights that do not change (M9). pool: idle memory for all that a sleep is to keep. An operation
+        goes first, and what is asleep is left alone. Whatever goes wrong, the next sleep does it itself.
+        """
+
 
 class RankMaker(Protocol):
     """Makes and ends the ranks of models. All but `make` may be repeated."""

@@ -100,6 +100,7 @@ class RankStatus:
     device_total_bytes: int
     host_limit_bytes: int = 0  # what the rank's node may keep, as seen there; 0 = not told
     memory: tuple[Mapping[str, object], ...] = ()  # Ledger.memory() rows
+    host_idle_bytes: int = 0  # beside those: kept for the next sleep
     gate_open: bool = False  # leader only
     gate_reason: GateReason | None = None
     idle_s: float = 0.0  # leader only: since the last request came or ended; 0 while any is inside

@@ -299,12 +299,28 @@ class Ledger:
     def registrations(self) -> list[str]:
         """Names of what is registered, oldest first."""
 
-    def prefill_backups(self, timeout_s: float) -> int:
+    def prefill_backups(self, timeout_s: float, room_bytes: int | None = None) -> int:
         """
         Save awake immutable regions ahead of time, within the host pool's bound (M9); returns the bytes saved.
 
-        For a thread of your own. An operation goes first: then this ends early, and nothing is half done.
+        For a thread of your own. An operation goes first: then this ends early, and nothing is half done. Regions
+        that would take more than room_bytes are left out.
         """
+
+    def fill_host_pool(self, timeout_s: float, room_bytes: int | None = None) -> int:
+        """
+        Make idle host memory in advance, as the next sleep would take it; returns the bytes made.
+
+        At most room_bytes, and within the host pool's bound. For a thread of your own: an operation goes first.
+        OutOfHostMemory.
+        """
+
+    def stop_prefilling(self) -> None:
+        """End `prefill_backups` and `fill_host_pool`, for good."""
+
+    @property
+    def host_idle_bytes(self) -> int:
+        """Of its host pool: kept for the next sleep, in nobody's use."""
 
     def trim_host(self, target_bytes: int = 0) -> int:
         """

@@ -48,11 +48,12 @@ class Adopted:
     tensors: tuple[str, ...]
 
 
-def adopt(ledger: Ledger, module: torch.nn.Module, tag: str = "weights") -> Adopted:
+def adopt(ledger: Ledger, module: torch.nn.Module, tag: str = "weights", restore: str = "pinned") -> Adopted:
     """Parameters go into a region of `tag`, buffers into one that keeps its contents in every mode (S3).
 
-    Tensors keep their shapes, strides and ties; a buffer that shares a parameter's storage goes with it. Misuse for
-    tensors without bytes of their own (meta, sparse, wrapper classes). OutOfDeviceMemory before anything has moved.
+    restore: the mode of a sleep that names none, and of a backup made before it. Tensors keep their shapes, strides
+    and ties; a buffer that shares a parameter's storage goes with it. Misuse for tensors without bytes of their own
+    (meta, sparse, wrapper classes). OutOfDeviceMemory before anything has moved.
     """
     groups = _groups(module)
     weights = [group for group in groups if group.has_parameter]
@@ -61,7 +62,9 @@ def adopt(ledger: Ledger, module: torch.nn.Module, tag: str = "weights") -> Adop
     weight_bytes, buffer_bytes = _total_bytes(weights), _total_bytes(buffers)
     weight_region = buffer_region = None
     if weight_bytes:
-        weight_region = ledger.create_region(tag, weight_bytes, name="parameters", immutable=True)
+        weight_region = ledger.create_region(
+            tag, weight_bytes, name="parameters", restore=restore, immutable=True
+        )
     if buffer_bytes:
         buffer_region = ledger.create_region(tag, buffer_bytes, name="buffers", preserve_always=True)
     del groups

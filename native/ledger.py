@@ -44,6 +44,6 @@ class Ledger(_core.Ledger):
                 raise
         return report
 
-    def adopt(self, module: torch.nn.Module, tag: str = "weights") -> Adopted:
+    def adopt(self, module: torch.nn.Module, tag: str = "weights", restore: str = "pinned") -> Adopted:
         """Move the module's parameters and buffers into regions of this ledger (see native/adopt.py)."""
-        return adopt(self, module, tag)
+        return adopt(self, module, tag, restore)

@@ -16,7 +16,10 @@ from torpor.actors.messages import Operation, OperationRequest
 
 
 class Care:
-    """carry_out: submits an operation and awaits its end. spawn: runs work in the background."""
+    """carry_out: submits an operation and awaits its end. spawn: runs work in the background.
+
+    ready: makes a model ready for its next sleep, where it is awake (ahead.py).
+    """
 
     def __init__(
         self,
@@ -28,14 +31,17 @@ class Care:
         status: AskStatus,
         carry_out: Callable[[OperationRequest], Awaitable[Operation]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
+        ready: Callable[[ModelRuntime], None],
     ) -> None:
+        self._ready = ready
         self._usage = Usage(status)
         self._idle = IdleWatch(models, self._usage, carry_out, spawn)
         self.leases = Leases(models, writer, feed, now, carry_out, spawn)
         self.room = Room(models, self._usage, carry_out)
 
     def look(self, runtime: ModelRuntime) -> None:
-        """Its state may have changed: time begins or ends for its leases and its idleness."""
+        """Its state may have changed: time begins or ends for its leases and its idleness; its next sleep is prepared."""
         self.leases.look(runtime)
         self._usage.look(runtime)
         self._idle.look(runtime)
+        self._ready(runtime)

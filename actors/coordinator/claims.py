@@ -67,12 +67,17 @@ class Claims:
             return status.host_limit_bytes
         return self._host_limit_bytes
 
+    def free_host_bytes(self, status: RankStatus) -> int:
+        """Of the rank's node, as far as ranks have told; promises are not looked at."""
+        return self._host_limit(status) - self.kept_bytes()[Place(status.node)]
+
     def kept_bytes(self) -> Counter[Place]:
-        """Host memory and disk that ranks keep, by node, as they last told."""
+        """Host memory and disk that ranks keep, by node, as they last told; also what is idle, for it is taken (M8)."""
         kept: Counter[Place] = Counter()
         for runtime in self._models.values():
             for status in runtime.statuses.values():
                 host, disk = Place(status.node), Place(status.node, disk=True)
+                kept[host] += status.host_idle_bytes
                 for row in status.memory:
                     kept[host] += int(str(row.get("host_bytes", 0)))
                     kept[disk] += int(str(row.get("disk_bytes", 0)))

@@ -14,6 +14,7 @@ from typing import Any
 
 from torpor.actors.audit import AuditEntry
 from torpor.actors.config import ClusterConfig, ModelConfig
+from torpor.actors.coordinator.ahead import Ahead
 from torpor.actors.coordinator.asking import ask_status, trim_ranks
 from torpor.actors.coordinator.care import Care
 from torpor.actors.coordinator.execution import Execution
@@ -79,10 +80,12 @@ class Coordinator:
             status=ask_status,
             carry_out=self._carry_out_now,
             spawn=self._spawn,
+            ready=lambda runtime: self._ahead.look(runtime),
         )
         self._execution = Execution(
             config, journal, self._writer, self._models, self.feed, host_limit_bytes, now, self._care.room
         )
+        self._ahead = Ahead(config, self._execution.claims, self._models, self._spawn)
         reconciler = Reconciler(config, journal, self._execution, now)
         self._settling = Settling(
             reconciler, self._care, self.feed, remember=self._register.remember, spawn=self._spawn

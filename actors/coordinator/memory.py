@@ -106,6 +106,7 @@ class MemoryRank:
     staging: str | None = None  # the operation whose stage is delayed
     staged_digest: str = ""
     spare_host_bytes: int = 0
+    prefill_bytes: int = 0
     _lease: asyncio.TimerHandle | None = None
     _running: set[asyncio.Task[object]] = field(default_factory=set)
 
@@ -132,6 +133,16 @@ class MemoryRank:
             return freed
 
         return await self._answer("trim", answer)
+
+    async def prefill(self, room_bytes: int, timeout_s: float, backups: bool, pool: bool) -> int:
+        """Makes what prefill_bytes says, where it has room."""
+
+        def answer() -> int:
+            made = min(room_bytes, self.prefill_bytes - self.spare_host_bytes)
+            self.spare_host_bytes += made
+            return made
+
+        return await self._answer("prefill", answer)
 
     async def preflight(self, call: PhaseCall, request: OperationRequest) -> PhaseReply:
         return await self._phase("preflight", call, lambda: self.ledger.preflight(call, request))
@@ -183,6 +194,7 @@ class MemoryRank:
             device_free_bytes=self.device.free_bytes,
             device_total_bytes=self.device.capacity_bytes,
             memory=ledger.memory(),
+            host_idle_bytes=self.spare_host_bytes,
             gate_open=self.rank == 0 and self.gate.open,
             gate_reason=self.gate.reason if self.rank == 0 else None,
             live_sequences=self.gate.running,
@@ -304,7 +316,7 @@ class MemoryRank:
 
     async def _answer(self, method: str, body: Callable[[], T], fault: Fault | None = None) -> T:
         """In a task of its own: a caller that goes away stops nothing."""
-        if method == "status" and self._faults[method]:
+        if fault is None and method in ("status", "prefill") and self._faults[method]:
             fault = self._faults[method].popleft()
         task = asyncio.create_task(self._do(method, body, fault))
         self._running.add(task)

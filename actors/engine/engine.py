@@ -79,7 +79,8 @@ class TransformersEngine:
         model = load_model(spec.model.engine, ranks, self._device.kind)
         if ranks > 1:
             shard(model.module, spec.rank, ranks)
-        self._adopted = self._ledger.adopt(model.module)
+        restore = spec.model.restore_modes.get("weights", RestoreMode.PINNED)
+        self._adopted = self._ledger.adopt(model.module, restore=restore.value)
         specs = layer_specs(model.config, model.dtype, ranks)
         manager = self._make_manager(model, specs)
         reader = make_reader(spec.model.engine.attention, self._device.kind)

@@ -127,6 +127,10 @@ class RankActor:
     async def trim(self, target_bytes: int) -> int:
         return await self._core.trim(target_bytes)
 
+    @in_group("control")
+    async def prefill(self, room_bytes: int, timeout_s: float, backups: bool, pool: bool) -> int:
+        return await self._core.prefill(room_bytes, timeout_s, backups, pool)
+
     @in_group("inference")
     async def submit(self, front_end: str, requests: Sequence[GenerateRequest]) -> list[AdmissionReply]:
         return await self._core.submit(front_end, requests)

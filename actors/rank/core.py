@@ -128,6 +128,7 @@ class RankCore:
         if self._leader is not None:
             self._leader.fail("the rank was closed")
         if self._machinery is not None:
+            self._machinery.ledger.stop_prefilling()
             await asyncio.to_thread(self._machinery.engine.close)
             self._machinery.ledger.let_go()
 
@@ -179,6 +180,10 @@ class RankCore:
         # Not here: it waits for a stage that runs, and gives pages back to the system.
         ledger = self._machinery.ledger if self._machinery else None
         return await asyncio.to_thread(ledger.trim_host, target_bytes) if ledger else 0
+
+    async def prefill(self, room_bytes: int, timeout_s: float, backups: bool, pool: bool) -> int:
+        ledger = self._machinery.ledger if self._machinery else None
+        return await asyncio.to_thread(ledger.prefill, room_bytes, timeout_s, backups, pool) if ledger else 0
 
     # --- LeaderPort ---
 
@@ -287,6 +292,7 @@ class RankCore:
             device_free_bytes=free_bytes,
             device_total_bytes=total_bytes,
             host_limit_bytes=self._host_limit_bytes,
+            host_idle_bytes=ledger.host_idle_bytes if ledger else 0,
             memory=tuple(machinery.memory()) if machinery else (),
             gate_open=leader is not None and reason is None,
             gate_reason=reason,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 from torpor.actors.rank.replies import WITHOUT_CONTENTS
@@ -13,6 +15,7 @@ class RankLedger(Ledger):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._prefilling = threading.Lock()
         self._managers: dict[tuple[str, str], KvManager] = {}  # by tag and name
 
     def create_kv_manager(self, *arguments: Any, **options: Any) -> KvManager:
@@ -37,6 +40,16 @@ class RankLedger(Ledger):
             and (row["tag"], row["name"]) in self._managers
         ]
         return sum(discarded) + int(plan.evicts["prefix_tokens"])
+
+    def prefill(self, room_bytes: int, timeout_s: float, backups: bool, pool: bool) -> int:
+        """As ports.RankPort.prefill. Raises what keeps it from that: OutOfHostMemory, OutOfDisk, DeviceError."""
+        with self._prefilling:
+            began = time.monotonic()
+            # Backups first: they would drive idle memory out of the pool's bound.
+            saved_bytes = self.prefill_backups(timeout_s, room_bytes) if backups else 0
+            left_s = timeout_s - (time.monotonic() - began)
+            made_bytes = self.fill_host_pool(left_s, max(0, room_bytes - saved_bytes)) if pool else 0
+        return saved_bytes + made_bytes
 
     def let_go(self) -> None:
         """Drop the managers, for their memory to go when the engine drops them too."""

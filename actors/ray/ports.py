@@ -66,6 +66,9 @@ class RayRankPort:
     async def trim(self, target_bytes: int) -> int:
         return cast(int, await self._call("trim", target_bytes))
 
+    async def prefill(self, room_bytes: int, timeout_s: float, backups: bool, pool: bool) -> int:
+        return cast(int, await self._call("prefill", room_bytes, timeout_s, backups, pool))
+
     async def _call(self, method: str, *arguments: Any) -> Any:
         if self._handle is None:
             raise RankUnreachable(f"rank {self.rank} is gone: no actor has its name")

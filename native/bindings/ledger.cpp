@@ -225,13 +225,29 @@ void bind_ownership(nb::class_<Ledger>& ledger) {
       .def_prop_ro("registrations", &Ledger::registrations, "Names of what is registered, oldest first.")
       .def(
           "prefill_backups",
-          [](Ledger& self, double timeout_s) {
-            return self.prefill_backups(std::chrono::duration<double>(timeout_s));
+          [](Ledger& self, double timeout_s, std::optional<std::size_t> room_bytes) {
+            return self.prefill_backups(std::chrono::duration<double>(timeout_s),
+                                        room_bytes.value_or(SIZE_MAX));
           },
-          "timeout_s"_a, Free(),
+          "timeout_s"_a, "room_bytes"_a = nb::none(), Free(),
           "Save awake immutable regions ahead of time, within the host pool's bound (M9); returns the bytes "
           "saved.\n\nFor a thread of your own. An operation goes first: then this ends early, and nothing is "
-          "half done.")
+          "half done. Regions\nthat would take more than room_bytes are left out.")
+      .def(
+          "fill_host_pool",
+          [](Ledger& self, double timeout_s, std::optional<std::size_t> room_bytes) {
+            return self.fill_host_pool(std::chrono::duration<double>(timeout_s),
+                                       room_bytes.value_or(SIZE_MAX));
+          },
+          "timeout_s"_a, "room_bytes"_a = nb::none(), Free(),
+          "Make idle host memory in advance, as the next sleep would take it; returns the bytes made.\n\nAt "
+          "most room_bytes, and within the host pool's bound. For a thread of your own: an operation goes "
+          "first.\nOutOfHostMemory.")
+      .def("stop_prefilling", &Ledger::stop_prefilling,
+           "End `prefill_backups` and `fill_host_pool`, for good.")
+      .def_prop_ro(
+          "host_idle_bytes", [](const Ledger& self) { return self.host_pool()->idle_bytes(); },
+          "Of its host pool: kept for the next sleep, in nobody's use.")
       .def("trim_host", &Ledger::trim_host, "target_bytes"_a = 0, Free(),
            "Give back idle host memory and backups of awake regions until this much is left; returns bytes "
            "(M8).");

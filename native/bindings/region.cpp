@@ -40,7 +40,7 @@ void bind_region(nb::module_& module) {
       .def_prop_ro("address", &Region::address, "Of its first byte on the device; never changes (S1).")
       .def_prop_ro("size_bytes", &Region::size_bytes, "As asked for; whole granules are mapped.")
       .def_prop_ro("parked", &Region::parked, "Asleep: no memory backs the address, and a read faults.")
-      .def("contents_changed", &Region::contents_changed,
+      .def("contents_changed", &Region::contents_changed, nb::call_guard<nb::gil_scoped_release>(),
            "An immutable region was written to: the next sleep saves it anew. Misuse while parked.")
       .def("__dlpack__", &dlpack, nb::sig("def __dlpack__(self, **kwargs: typing.Any) -> typing.Any"),
            "uint8, shape (size_bytes,), on the region's device. The memory outlives the Region object.")

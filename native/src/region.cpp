@@ -43,10 +43,12 @@ Region::~Region() {
 void Region::contents_changed() {
   if (parked())
     throw Misuse("region '" + spec_.name + "' of tag '" + spec_.tag + "' is asleep; wake it first");
+  const std::lock_guard<std::mutex> guard(copies_);
   drop_copies();
 }
 
 Usage Region::usage() const {
+  const std::lock_guard<std::mutex> guard(copies_);
   const std::size_t mapped = total_bytes(mappings_) + total_bytes(staged_mappings_);
   Usage usage{.tag = spec_.tag,
               .name = spec_.name,
@@ -69,6 +71,7 @@ bool Region::can_verify(Action action) const noexcept {
 }
 
 bool Region::has_copy_for(RestoreMode mode) const noexcept {
+  const std::lock_guard<std::mutex> guard(copies_);
   return saved_ && saved_->complete() && saved_->on_disk() == (mode == RestoreMode::disk);
 }
 
@@ -93,6 +96,17 @@ Item Region::plan_sleep(RestoreMode mode) const {
     }
   }
   return item;
+}
+
+std::vector<HostPiece> Region::host_pieces() const {
+  const RestoreMode mode = spec_.restore;
+  const bool to_host = mode == RestoreMode::cpu || mode == RestoreMode::pinned;
+  if (!to_host || spec_.preserve_always || parked() || has_copy_for(mode)) return {};
+  std::vector<HostPiece> pieces;
+  for (const ByteRange& part : checksum_pieces(0, spec_.size_bytes)) {
+    pieces.push_back({part.size_bytes, mode == RestoreMode::pinned});
+  }
+  return pieces;
 }
 
 Item Region::plan_wake() const {
@@ -195,14 +209,16 @@ void Region::commit_wake() noexcept {
   parked_.store(false);
 }
 
-bool Region::prefill_piece(StageContext& context) {
+bool Region::prefill_piece(StageContext& context, std::size_t& room_bytes) {
+  const std::lock_guard<std::mutex> guard(copies_);
   const bool wanted = spec_.immutable && !spec_.preserve_always && preserves(spec_.restore);
   if (!wanted || parked() || (saved_ && saved_->complete())) return false;
   const bool to_disk = spec_.restore == RestoreMode::disk;
   if (to_disk && !disk_) return false;
   if (!saved_) {
-    if (!to_disk && !pool_->retain(spec_.size_bytes)) return false;
+    if (spec_.size_bytes > room_bytes || (!to_disk && !pool_->retain(spec_.size_bytes))) return false;
     retained_bytes_ = to_disk ? 0 : spec_.size_bytes;
+    room_bytes -= spec_.size_bytes;
     saved_ = std::make_unique<SavedCopy>(pool_, disk_, spec_.size_bytes, spec_.restore);
   }
   try {
@@ -215,6 +231,7 @@ bool Region::prefill_piece(StageContext& context) {
 }
 
 std::size_t Region::drop_backup() noexcept {
+  const std::lock_guard<std::mutex> guard(copies_);
   if (parked() || pending_mode_ || !saved_) return 0;
   const std::size_t host_bytes = saved_->host_bytes();
   drop_copies();
@@ -222,6 +239,7 @@ std::size_t Region::drop_backup() noexcept {
 }
 
 void Region::publish() noexcept {
+  const std::lock_guard<std::mutex> guard(copies_);
   if (parked() || !saved_ || retained_bytes_ > 0) return;
   const std::size_t host_bytes = saved_->host_bytes();
   const bool keeps = spec_.immutable && (saved_->on_disk() || pool_->retain(host_bytes));

@@ -76,6 +76,7 @@ _FIXED = {
     "node.disk_bytes": "node.disk_bytes",
     "node.disk_path": "node.disk_path",
     "host_pool.bytes": "host_pool.bytes",
+    "host_pool.prefill": "host_pool.prefill",
     "journal.path": "journal_path",
     "weights_roots": "weights_roots",
 }

@@ -1,1 +1,1 @@
-"""Configuration: its shape, its keys of later versions, and how it is read."""
+"""Configuration: its shape, and how it is read."""

@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from torpor.service.settings.later import take_out_later
 from torpor.service.settings.shape import Settings
 
 ENVIRONMENT_PREFIX = "TORPOR_"
@@ -50,7 +49,6 @@ def load_settings(file: Path | None, environment: Mapping[str, str]) -> Settings
     source = str(file) if file else "settings"
     tree = copy.deepcopy(DEFAULT_TREE) if file is None else _read(file)
     problems = _merge_environment(tree, environment)
-    problems += take_out_later(tree)
     try:
         settings = Settings.model_validate(tree)
     except ValidationError as error:

@@ -1,6 +1,6 @@
 """The configuration file's shape: strict, closed models of this version's keys; their way to a ClusterConfig.
 
-Reading files and the environment is settings_load.py; keys of later versions are settings_later.py.
+Reading files and the environment is load.py.
 """
 
 from __future__ import annotations
@@ -93,11 +93,22 @@ class ModelSettings(_Section):
     restore_modes: dict[str, ModeName] = Field(default_factory=dict)
     gate: GateSettings = GateSettings()
     verify: bool = False
+    prefill_backup: bool = False
     sleep_after_idle_s: DurationS | None = None
     gpus_per_rank: Annotated[float, Field(gt=0, le=1)] | None = None
     placement: PlacementSettings = PlacementSettings()
     recover: Literal["auto", "manual"] = "auto"
     on_discard: Literal["reload", "wait"] = "reload"
+
+    @model_validator(mode="after")
+    def _backup_has_a_use(self) -> Self:
+        mode = self.restore_modes.get("weights", "pinned")
+        if self.prefill_backup and mode not in ("pinned", "cpu"):
+            raise ValueError(
+                f"prefill_backup keeps weights in host memory, and restore_modes.weights is {mode}; set that to pinned "
+                "or cpu, or remove prefill_backup"
+            )
+        return self
 
     @model_validator(mode="after")
     def _bundles_fit(self) -> Self:
@@ -130,6 +141,7 @@ class NodeSettings(_Section):
 
 class HostPoolSettings(_Section):
     bytes: SizeBytes = GIB
+    prefill: bool = False
 
 
 class DeadlineSettings(_Section):
@@ -280,7 +292,7 @@ def cluster_config(settings: Settings) -> ClusterConfig:
             settings.node.disk_bytes,
             str(Path(settings.node.disk_path).expanduser()) if settings.node.disk_path else None,
         ),
-        host_pool=HostPoolConfig(bytes=settings.host_pool.bytes),
+        host_pool=HostPoolConfig(settings.host_pool.bytes, settings.host_pool.prefill),
         deadlines=Deadlines(**settings.deadlines.model_dump()),
         journal_path=str(Path(settings.journal.path).expanduser()),
         namespace=settings.ray.namespace,
@@ -299,6 +311,7 @@ def _model_config(model: ModelSettings) -> ModelConfig:
         restore_modes=modes,
         gate=GateConfig(**model.gate.model_dump()),
         verify=model.verify,
+        prefill_backup=model.prefill_backup,
         sleep_after_idle_s=model.sleep_after_idle_s,
         gpus_per_rank=model.gpus_per_rank,
         recover=RecoverPolicy(model.recover),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,6 +123,59 @@ def test_a_backup_made_ahead_is_given_back_on_request_m8_m9(device: Device) -> N
     assert ledger.preflight("sleep", "op").keep_bytes == 0
     assert ledger.trim_host() == 4 * MIB
     assert ledger.preflight("sleep", "op").keep_bytes == 4 * MIB
+
+
+def test_a_backup_takes_no_more_host_memory_than_there_is_room_for_m8(device: Device) -> None:
+    ledger = Ledger(device, host_pool_bytes=8 * MIB)
+    filled(ledger.create_region("weights", 4 * MIB, name="large", immutable=True))
+    filled(ledger.create_region("weights", 1 * MIB, name="small", immutable=True))
+    assert ledger.prefill_backups(10.0, room_bytes=4 * MIB - 1) == 1 * MIB
+    assert ledger.prefill_backups(10.0, room_bytes=4 * MIB) == 4 * MIB
+
+
+def test_a_pool_filled_ahead_holds_what_the_next_sleep_takes_and_no_more_than_its_bound_m8(
+    device: Device,
+) -> None:
+    ledger = Ledger(device, host_pool_bytes=4 * MIB)
+    filled(ledger.create_region("weights", 2 * MIB))
+    filled(ledger.create_region("scratch", 2 * MIB, restore="none"))
+    assert ledger.fill_host_pool(10.0, room_bytes=2 * MIB - 1) == 0
+    assert ledger.fill_host_pool(10.0) == ledger.host_idle_bytes == 2 * MIB
+    assert ledger.fill_host_pool(10.0) == 0
+    plan = ledger.preflight("sleep", "op")
+    assert (plan.keep_bytes, plan.host_bytes) == (2 * MIB, 0)
+    filled(ledger.create_region("more", 3 * MIB))
+    assert (ledger.fill_host_pool(10.0), ledger.host_idle_bytes) == (0, 2 * MIB)
+
+
+def test_contents_that_change_while_their_backup_is_made_are_saved_as_they_are_then_m9() -> None:
+    faulty = FaultyDevice(Device.host(f"test-{uuid.uuid4().hex[:12]}", 256 * MIB))
+    ledger = Ledger(faulty, host_pool_bytes=256 * MIB)
+    region = ledger.create_region("weights", 130 * MIB, immutable=True)  # three pieces
+    tensor = filled(region)
+    faulty.delay("copy", 0.05)
+    thread = threading.Thread(target=ledger.prefill_backups, args=(60.0,))
+    thread.start()
+    for _ in range(5):
+        tensor.add_(1)
+        region.contents_changed()
+        assert ledger.memory()[0]["tag"] == "weights"
+        time.sleep(0.02)
+    thread.join()
+    want = tensor.clone()
+    plan = ledger.preflight("sleep", "op")
+    assert plan.keep_bytes == 0, "it went on until all was saved"
+    run(ledger, "sleep")
+    run(ledger, "wake")
+    assert torch.equal(tensor, want)
+
+
+def test_nothing_is_made_ahead_any_more_once_it_was_stopped(device: Device) -> None:
+    ledger = Ledger(device, host_pool_bytes=8 * MIB)
+    filled(ledger.create_region("weights", 4 * MIB, immutable=True))
+    ledger.stop_prefilling()
+    assert (ledger.prefill_backups(10.0), ledger.fill_host_pool(10.0)) == (0, 0)
+    run(ledger, "sleep")
 
 
 def test_a_registration_is_a_context_manager_k10(device: Device) -> None:

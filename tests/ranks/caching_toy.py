@@ -7,6 +7,7 @@ import torch
 
 from ranks.toys import ToyEngine
 from torpor.actors.config import RankSpec
+from torpor.actors.messages import RestoreMode
 from torpor.native import Device, KvManager, Ledger, Sequence
 
 BLOCK = 4
@@ -24,10 +25,14 @@ class CachingToy(ToyEngine):
     """
 
     held: Sequence | None = None
+    immutable = False  # its weights
 
     def load(self) -> None:
         cache = self.spec.model.kv_cache
-        weights = torch.from_dlpack(self.ledger.create_region("weights", WEIGHTS_BYTES, restore="pinned"))
+        self._region = self.ledger.create_region(
+            "weights", WEIGHTS_BYTES, restore="pinned", immutable=self.immutable
+        )
+        weights = torch.from_dlpack(self._region)
         weights.copy_(torch.arange(WEIGHTS_BYTES) % 251)
         self._weights = weights
         self.cache: KvManager = self.ledger.create_kv_manager(
@@ -36,6 +41,7 @@ class CachingToy(ToyEngine):
             head_dim=512,
             dtype="float32",
             tokens_per_block=BLOCK,
+            restore=self.spec.model.restore_modes.get("kv_cache", RestoreMode.NONE).value,
             **{**cache.tiers(), "gpu_bytes": GPU_PAGES * PAGE_BYTES},
         )
         self.held = self.compute("held", HELD)

@@ -20,6 +20,7 @@ from torpor.actors.config import (
     Deadlines,
     DeviceConfig,
     EngineConfig,
+    HostPoolConfig,
     ModelConfig,
     NodeBudget,
     RankSpec,
@@ -55,7 +56,11 @@ class NativeRig:
 
 @asynccontextmanager
 async def native_rig(
-    folder: Path, model: ModelConfig, node: NodeBudget | None = None
+    folder: Path,
+    model: ModelConfig,
+    node: NodeBudget | None = None,
+    host_pool: HostPoolConfig | None = None,
+    toy: type[CachingToy] = CachingToy,
 ) -> AsyncIterator[NativeRig]:
     """One model of toy engines with a KV cache; each rank has a host device of 8 MiB of its own."""
     name = f"test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -65,21 +70,24 @@ async def native_rig(
         device=DeviceConfig("host", model.tensor_parallel, 8 * MIB, name, {rank: {} for rank in ranks}),
         deadlines=Deadlines(drain_s=2.0, preflight_s=2.0, stage_s=5.0, commit_s=5.0),
         node=node or NodeBudget(),
+        host_pool=host_pool or HostPoolConfig(4 * MIB),
         journal_path=str(folder / "journal.db"),
     )
     engines: list[CachingToy] = []
 
     def engine(spec: RankSpec, ledger: Ledger, device: Device) -> CachingToy:
-        engines.append(CachingToy(spec, ledger, device))
+        engines.append(toy(spec, ledger, device))
         return engines[-1]
 
     cores = []
     for rank in ranks:
-        spec = RankSpec(model, rank, f"incarnation-{rank}", config.device, rank, 4 * MIB, node=config.node)
+        spec = RankSpec(
+            model, rank, f"incarnation-{rank}", config.device, rank, config.host_pool.bytes, node=config.node
+        )
         cores.append(RankCore(spec, Parts(make_engine=engine), node="here"))
         await cores[-1].load()
     journal = await Journal.open(config.journal_path)
-    coordinator = Coordinator(config, journal, host_limit_bytes=1 << 30)
+    coordinator = Coordinator(config, journal, host_limit_bytes=config.node.host_bytes or 1 << 30)
     await coordinator.attach(model.name, cores)
     await coordinator.start()
     app = app_over(coordinator, MemoryInference((model.name,)), config, io.StringIO())

@@ -55,6 +55,7 @@ def test_without_a_coordinator_everything_is_created_and_nothing_is_fixed() -> N
             Action.RECREATE,
         ),
         (replace(CHAT, gate=GateConfig(retry_after_s=9)), "gate.retry_after_s", Action.CHANGE),
+        (replace(CHAT, prefill_backup=True), "prefill_backup", Action.CHANGE),
     ],
 )
 def test_a_policy_changes_in_place_and_a_shape_needs_new_ranks(
@@ -83,7 +84,12 @@ def test_a_tag_that_only_one_of_them_names_is_a_difference() -> None:
 
 
 def test_what_is_fixed_while_the_cluster_runs_is_told_when_the_file_sets_it_otherwise() -> None:
-    told = settings_of(TORPOR_DEVICE__COUNT="3", TORPOR_DEADLINES__DRAIN_S="5", TORPOR_HTTP__PORT="1")
+    told = settings_of(
+        TORPOR_DEVICE__COUNT="3",
+        TORPOR_DEADLINES__DRAIN_S="5",
+        TORPOR_HOST_POOL__PREFILL="true",
+        TORPOR_HTTP__PORT="1",
+    )
     running = cluster_config(settings_of(TORPOR_HOST_POOL__BYTES="1MiB", TORPOR_DEVICE__NAME="lab"))
     plan = make_plan(running, cluster_config(told), told, False)
     found = {each.key: (each.old, each.new) for each in plan.fixed}
@@ -91,6 +97,7 @@ def test_what_is_fixed_while_the_cluster_runs_is_told_when_the_file_sets_it_othe
         "device.count": (1, 3),
         "deadlines.drain_s": (30.0, 5.0),
         "host_pool.bytes": (1 << 20, 1 << 30),
+        "host_pool.prefill": (False, True),
     }
 
 

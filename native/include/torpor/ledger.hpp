@@ -96,8 +96,15 @@ class Ledger final {
 
   // Makes the backups of awake immutable regions (M9), piece by piece, and returns the bytes saved. An
   // operation goes first: then this ends, and what is not complete is dropped by a sleep or gone on with by
-  // the next call. Regions whose backup has no room under the host pool's bound are left out.
-  std::size_t prefill_backups(std::chrono::duration<double> timeout);
+  // the next call. Regions whose backup has no room under the host pool's bound, or whose begin would take
+  // more than room_bytes of host memory or disk, are left out.
+  std::size_t prefill_backups(std::chrono::duration<double> timeout, std::size_t room_bytes = SIZE_MAX);
+  // Makes idle host memory in advance, as the next sleep would take it: under the host pool's bound, and
+  // room_bytes more at most. Returns the bytes made. An operation goes first: then this ends.
+  // OutOfHostMemory.
+  std::size_t fill_host_pool(std::chrono::duration<double> timeout, std::size_t room_bytes = SIZE_MAX);
+  // Ends the two above, for good.
+  void stop_prefilling() noexcept;
   // Gives back what is kept between cycles for speed (M8): idle host memory and backups of awake regions,
   // until at most target_bytes of both are left. Returns the bytes of host memory freed.
   std::size_t trim_host(std::size_t target_bytes = 0);
@@ -149,6 +156,7 @@ class Ledger final {
   const std::shared_ptr<Externals> externals_;
   const std::shared_ptr<Door> door_;
   StopFlag stop_{false};
+  std::atomic<bool> no_prefilling_{false};
   std::atomic<int> wanting_{0};        // how many wait to plan or to step: a background backup lets them in
   std::atomic<bool> stepping_{false};  // a step of a transaction runs, not just somebody who reads
 

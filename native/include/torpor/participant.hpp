@@ -73,6 +73,13 @@ struct Item {
   Evicted evicts;                         // what that is
 };
 
+// Host memory that a sleep takes, in one piece.
+struct HostPiece {
+  std::size_t size_bytes = 0;
+  bool pinned = true;
+  std::size_t granule_bytes = 0;  // a smaller one of whole granules is of use, too; 0: it is not
+};
+
 // Objects whose destructors put things back, last one first. dismiss() forgets them: the change stands.
 class UndoStack final {
  public:
@@ -187,6 +194,9 @@ class Participant {
     return plan_sleep(mode);
   }
   [[nodiscard]] virtual Item plan_wake() const = 0;
+  // What a sleep of the default mode would take of the host pool, at most and as far as it is known in
+  // advance.
+  [[nodiscard]] virtual std::vector<HostPiece> host_pieces() const { return {}; }
   // Dropped by the last sleep that was staged here, up to now.
   [[nodiscard]] virtual Evicted evicted() const noexcept { return {}; }
   virtual void stage_sleep(const Item& item, UndoStack& undo, StageContext& context) = 0;

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -40,11 +41,13 @@ class Region final : public Participant {
   [[nodiscard]] Address address() const noexcept { return reservation_.base(); }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return spec_.size_bytes; }
   [[nodiscard]] const std::shared_ptr<Device>& device() const noexcept { return device_; }
-  // An immutable region was written to: its retained backup is worth nothing now. Misuse while parked.
+  // An immutable region was written to: its retained backup is worth nothing now. Misuse while parked. Waits
+  // for a piece of one that is being saved.
   void contents_changed();
   // Saves the next piece of an immutable region's backup while it is awake (M9). True when more is to come.
-  // The backup counts under the pool's bound from its first piece on; none is begun that does not fit there.
-  bool prefill_piece(StageContext& context);
+  // The backup counts under the pool's bound from its first piece on; none is begun that does not fit there,
+  // or into room_bytes of host memory or disk, which it then takes from.
+  bool prefill_piece(StageContext& context, std::size_t& room_bytes);
   // Drops a backup that is kept for speed alone; returns the bytes of host memory that it took.
   std::size_t drop_backup() noexcept;
 
@@ -56,6 +59,7 @@ class Region final : public Participant {
   [[nodiscard]] bool supports(RestoreMode) const noexcept override { return true; }
   [[nodiscard]] bool can_verify(Action action) const noexcept override;
 
+  [[nodiscard]] std::vector<HostPiece> host_pieces() const override;
   [[nodiscard]] Item plan_sleep(RestoreMode mode) const override;
   [[nodiscard]] Item plan_wake() const override;
   void stage_sleep(const Item& item, UndoStack& undo, StageContext& context) override;
@@ -84,6 +88,8 @@ class Region final : public Participant {
   const Reservation reservation_;
   std::vector<Mapping> mappings_;
   std::vector<Mapping> staged_mappings_;  // of a wake that is not committed
+  // While awake its owner may drop what others look at or make, and that without the ledger's lock.
+  mutable std::mutex copies_;
   // Asleep: the contents; awake: a retained backup, or one to be published. Null: none.
   std::unique_ptr<SavedCopy> saved_;
   std::unique_ptr<SavedCopy> staged_saved_;  // of a sleep that is not committed

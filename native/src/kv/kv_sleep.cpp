@@ -34,6 +34,26 @@ Usage KvManager::usage() const {
   return usage;
 }
 
+// Of pages that there may be one day: as much as the host tier may take, or the GPU's pools hold.
+std::vector<HostPiece> KvManager::host_pieces() const {
+  const std::lock_guard guard(mutex_);
+  std::vector<HostPiece> pieces;
+  if (parked_ || !preserves(spec_.restore)) return pieces;
+  for (const PageCache& cache : caches_) {
+    const HostStore& host = cache.host();
+    std::size_t left_bytes =
+        std::min(host.ceiling_places() * host.place_bytes(), cache.gpu().slots() * cache.page_bytes());
+    left_bytes -= std::min(left_bytes, host.committed_bytes());
+    while (left_bytes >= host_granule_bytes) {
+      const std::size_t size_bytes =
+          std::min(left_bytes, host_piece_limit_bytes) / host_granule_bytes * host_granule_bytes;
+      pieces.push_back({.size_bytes = size_bytes, .granule_bytes = host_granule_bytes});
+      left_bytes -= size_bytes;
+    }
+  }
+  return pieces;
+}
+
 Item KvManager::item_of(Action action, RestoreMode mode) const {
   Item item = Participant::item_of(action);
   item.mode = mode;

@@ -27,6 +27,7 @@ from torpor.actors.messages import (
     PhaseCall,
     PhaseReply,
     RejectCode,
+    RestoreMode,
 )
 
 PROMPT = [random.Random(f"update {i}").randrange(256) for i in range(40)]
@@ -90,6 +91,38 @@ async def test_new_weights_say_what_a_model_loaded_with_them_says_also_after_a_s
         assert await say(rank, "later") == expected
         status = await rank.core.status()
         assert (status.weights_version, status.gate_open, status.kind) == (1, True, Kind.WAKE)
+
+
+async def test_a_backup_made_ahead_is_of_the_weights_that_are_there_and_an_update_wants_another_m9(
+    spec: RankSpec, oracle: Oracle, new: Oracle, checkpoint: Path
+) -> None:
+    async def prefill() -> int:
+        return await rank.core.prefill(8 << 20, 60.0, backups=True, pool=False)
+
+    async with engine_rank(replace(spec, host_pool_bytes=8 << 20)) as rank:
+        made_bytes = await prefill()
+        assert (made_bytes > 0, await prefill()) == (True, 0)
+        assert (await rank.sleep("weights")).kept_bytes == 0
+        await rank.wake("weights")
+        assert await say(rank, "old") == oracle.greedy(PROMPT, 12)
+        await rank.update(checkpoint)
+        assert await prefill() == made_bytes
+        assert (await rank.sleep("weights")).kept_bytes == 0
+        assert await prefill() == 0, "asleep"
+        await rank.wake("weights")
+        assert await say(rank, "new") == new.greedy(PROMPT, 12)
+
+
+@pytest.mark.parametrize("mode", ["none", "disk"])
+async def test_weights_that_do_not_sleep_in_host_memory_get_no_backup_there(
+    spec: RankSpec, mode: str
+) -> None:
+    model = replace(spec.model, restore_modes={**spec.model.restore_modes, "weights": RestoreMode(mode)})
+    async with engine_rank(replace(spec, model=model, host_pool_bytes=8 << 20)) as rank:
+        assert await rank.core.prefill(8 << 20, 60.0, backups=True, pool=True) == 0
+        assert all(
+            row["host_bytes"] == 0 for row in (await rank.core.status()).memory if row["tag"] == "weights"
+        )
 
 
 async def test_a_gguf_file_updates_a_model_too(spec: RankSpec, new: Oracle, checkpoint: Path) -> None:

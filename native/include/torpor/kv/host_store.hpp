@@ -12,6 +12,11 @@
 
 namespace torpor::kv {
 
+// What a piece is a multiple of: a huge page.
+constexpr std::size_t host_granule_bytes = std::size_t{2} << 20;
+// Pieces are registered with the driver one by one; larger ones do not make that faster.
+constexpr std::size_t host_piece_limit_bytes = std::size_t{256} << 20;
+
 class HostStore final : public PieceStore {
  public:
   HostStore(std::shared_ptr<HostPool> pool, std::size_t cold_bytes, std::size_t ceiling_bytes);

@@ -133,6 +133,7 @@ class KvManager final : public Participant,
   [[nodiscard]] const std::string& name() const noexcept override { return spec_.name; }
   [[nodiscard]] bool parked() const noexcept override { return parked_; }
   [[nodiscard]] RestoreMode default_mode() const noexcept override { return spec_.restore; }
+  [[nodiscard]] std::vector<HostPiece> host_pieces() const override;
   [[nodiscard]] bool supports(RestoreMode mode) const noexcept override {
     return mode != RestoreMode::disk || spec_.disk_file != nullptr;
   }

@@ -1,0 +1,91 @@
+"""What ranks are to make ahead of their next sleep: no more than the node has room for, and never in the way (M8, M9)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from coordinator_rig import CONFIG, MIB, SLEEP, WAKE, Rig
+
+from torpor.actors.config import HostPoolConfig
+from torpor.actors.coordinator.memory import Fault
+from torpor.actors.messages import OperationState
+
+PREFILLING = replace(
+    CONFIG,
+    models=tuple(replace(model, prefill_backup=True) for model in CONFIG.models),
+    host_pool=HostPoolConfig(400 * MIB),  # of four ranks
+)
+
+
+def rig_of(folder: Path, host_limit_bytes: int = 1 << 40) -> Rig:
+    rig = Rig(folder / "journal.db", PREFILLING, host_limit_bytes)
+    for ranks in rig.cluster.ranks.values():
+        for rank in ranks:
+            rank.prefill_bytes = 200 * MIB
+    return rig
+
+
+def spare_bytes(rig: Rig) -> list[int]:
+    return sorted(rank.spare_host_bytes for ranks in rig.cluster.ranks.values() for rank in ranks)
+
+
+def test_each_rank_may_make_its_share_of_the_pool_and_all_together_what_their_node_has(
+    tmp_path: Path,
+) -> None:
+    for limit_bytes, made in ((1 << 40, [100 * MIB] * 4), (250 * MIB, [0, 50 * MIB, 100 * MIB, 100 * MIB])):
+        rig = rig_of(tmp_path / str(limit_bytes), limit_bytes)
+        rig.journal_path.parent.mkdir()
+
+        async def story(rig: Rig = rig, made: list[int] = made) -> None:
+            await asyncio.sleep(1)
+            assert spare_bytes(rig) == made
+            assert rig.coordinator.reserved_bytes() == 0
+
+        rig.run(story)
+
+
+def test_nothing_is_made_that_was_promised_to_an_operation_or_while_the_model_sleeps(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path)
+
+    async def story() -> None:
+        await asyncio.sleep(1)
+        begun = [rank.calls.count("prefill") for rank in rig.chat]
+        assert (await rig.do(SLEEP)).state is OperationState.SUCCEEDED
+        await asyncio.sleep(1)
+        assert [rank.calls.count("prefill") for rank in rig.chat] == begun, "asleep"
+        assert (await rig.do(WAKE)).state is OperationState.SUCCEEDED
+        await asyncio.sleep(1)
+        assert [rank.calls.count("prefill") for rank in rig.chat] == [count + 1 for count in begun]
+
+    rig.run(story)
+
+
+def test_an_operation_does_not_wait_for_it_and_it_is_asked_for_anew_afterwards(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path)
+    for rank in rig.chat:
+        rank.delay_s["prefill"] = 30.0
+
+    async def story() -> None:
+        await asyncio.sleep(1)
+        began_s = rig.loop_time()
+        for request in (SLEEP, WAKE):
+            assert (await rig.do(request)).state is OperationState.SUCCEEDED
+        assert rig.loop_time() - began_s < 5
+        await asyncio.sleep(70)
+        assert [rank.calls.count("prefill") for rank in rig.chat] == [2, 2, 2]
+
+    rig.run(story)
+
+
+def test_a_rank_that_cannot_keeps_no_other_from_it_and_the_model_serves(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path)
+    rig.chat[1].fault("prefill", Fault.RAISE)
+
+    async def story() -> None:
+        await asyncio.sleep(1)
+        assert [rank.spare_host_bytes for rank in rig.chat] == [100 * MIB, 0, 100 * MIB]
+        assert (rig.gate_open(), rig.coordinator.reserved_bytes()) == (True, 0)
+
+    rig.run(story)
