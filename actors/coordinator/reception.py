@@ -60,8 +60,12 @@ class Reception:
             if refusal is not None:
                 return await self._refuse(request, refusal)
             run = Run(self._new_operation(runtime, request), request)
-            await self._journal.begin(run.operation, request, self._now())
-            self._start(runtime, run)
+            runtime.accepting = run.operation.id
+            try:
+                await self._journal.begin(run.operation, request, self._now())
+                self._start(runtime, run)
+            finally:
+                runtime.accepting = ""
             return run.told()
 
     def _new_operation(self, runtime: ModelRuntime | None, request: OperationRequest) -> Operation:

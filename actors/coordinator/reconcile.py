@@ -137,7 +137,7 @@ class Reconciler:
         """Of the ranks that were asked; once a recovery replaces them there is nothing of theirs to settle."""
         ports = runtime.ports
         known = await self._left_open(runtime)
-        ids = {operation.id for operation, _, _ in known} | {run.operation.id for run in runtime.queue}
+        ids = {operation.id for operation, _, _ in known} | runtime.accepted()
         for stray in in_doubt(survey.there):
             if stray not in ids:
                 known.append(await self._stray(runtime, stray, survey))
@@ -190,11 +190,16 @@ class Reconciler:
         await self._execution.writer.finish(operation)
 
     async def _left_open(self, runtime: ModelRuntime) -> list[tuple[Operation, OperationRequest, bool]]:
-        """By a coordinator before this one; what was accepted since waits for the end of those."""
-        ours = {run.operation.id for run in runtime.queue}
+        """By a coordinator before this one; what was accepted since waits for the end of those.
+
+        Requests come, and operations end, while the journal is read.
+        """
+        ours = runtime.accepted()
+        unfinished = await self._journal.unfinished()
+        ours |= runtime.accepted()
         return [
             (operation, request, decided)
-            for operation, request, decided in await self._journal.unfinished()
+            for operation, request, decided in unfinished
             if operation.model == runtime.config.name
             and operation.id not in ours
             and not self._execution.writer.knows_end_of(operation.id)

@@ -75,13 +75,12 @@ class ModelRuntime:
     coming: Sequence[RankPort] = ()  # they load, and are not attached yet: to look at alone
     ready: asyncio.Event = field(default_factory=asyncio.Event)  # no doubt left: awake, asleep or failed
     settling: asyncio.Lock = field(default_factory=asyncio.Lock)
-    ending: set[str] = field(
-        default_factory=set
-    )  # operations left open, not told as ended before it is settled
+    ending: set[str] = field(default_factory=set)  # left open, and not told as ended before it is settled
     doubt: str = ""  # why it is not ready though attached
     silent_since_s: float | None = None  # in the event loop's time: nothing was told by a rank
     statuses: dict[int, RankStatus] = field(default_factory=dict)  # the last known
     queue: deque[Run] = field(default_factory=deque)  # the first one has its turn
+    accepting: str = ""  # an operation that is being written down, and is in the queue next
     recovering: bool = False  # its ranks are being replaced
     deleting: bool = False  # its gate is closed, to end
     deleted: bool = False
@@ -89,6 +88,10 @@ class ModelRuntime:
     @property
     def running(self) -> Run | None:
         return self.queue[0] if self.queue else None
+
+    def accepted(self) -> set[str]:
+        """Operations that are this coordinator's own, from before they are in the journal on."""
+        return {run.operation.id for run in self.queue} | ({self.accepting} - {""})
 
     def bytes_by_place(self, column: str = "device_bytes", parked_only: bool = False) -> Counter[Place]:
         """What the model has at each device, as its ranks last told; column: of RankStatus.memory."""

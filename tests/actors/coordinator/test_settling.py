@@ -18,6 +18,7 @@ from torpor.actors.messages import (
     Kind,
     LedgerPhase,
     ModelState,
+    OnConflict,
     Operation,
     OperationRequest,
     OperationState,
@@ -42,6 +43,35 @@ def test_a_model_that_is_ready_is_not_asked_once_more_by_who_found_it_in_doubt()
             states.append(rig.coordinator.published_state("chat"))
         first = states.index(ModelState.AWAKE)
         assert set(states[first:]) == {ModelState.AWAKE}, states[first:].index(ModelState.RECOVERING) / 10
+
+    rig.run(story)
+
+
+def test_a_request_that_is_written_down_while_its_model_is_settled_is_not_taken_for_one_left_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its end would be written as cancelled, and it would be carried out all the same (C6)."""
+    rig = MemoryRig(JournalStore())
+    ends: list[tuple[str, OperationState]] = []
+    really = MemoryJournal.finish
+
+    async def noted(journal: MemoryJournal, operation: Operation, publishes: Published | None = None) -> None:
+        ends.append((operation.id, operation.state))
+        await really(journal, operation, publishes)
+
+    monkeypatch.setattr(MemoryJournal, "finish", noted)
+
+    async def story() -> None:
+        rig.store.latency_s = lambda: 0.05
+        ids = []
+        for moment in range(12):
+            wish = asking(Kind.WAKE if moment % 2 else Kind.SLEEP, on_conflict=OnConflict.WAIT)
+            asked = asyncio.create_task(rig.coordinator.submit(wish))
+            await asyncio.sleep(0.01 * moment)
+            await rig.coordinator.attach("chat", rig.chat)  # is settled anew
+            ids.append((await asked).id)
+            await rig.coordinator.wait(ids[-1], PATIENCE_S)
+        assert ends == [(operation, OperationState.SUCCEEDED) for operation in ids]
 
     rig.run(story)
 
