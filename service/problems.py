@@ -9,6 +9,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from torpor.actors.messages import Operation, OperationState, RejectCode
+from torpor.service.units import sentences
 from torpor.service.wire import operation_json
 
 LONGEST = 2000  # characters of a detail: it may repeat what was sent
@@ -156,7 +157,7 @@ def openai_error(problem: Problem) -> dict[str, Any]:
         429: "rate_limit_error",
     }
     kind = kinds.get(problem.status, "server_error" if problem.status >= 500 else "invalid_request_error")
-    message = f"{problem.detail} {problem.hint}".strip()
+    message = sentences(problem.detail, problem.hint)
     return {"message": message, "type": kind, "param": problem.fields.get("param"), "code": problem.code}
 
 

@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them, read and printed."""
+"""Sizes and durations as people write them, read and printed; errors as one line."""
 
 from __future__ import annotations
 
@@ -64,3 +64,10 @@ def show_bytes(size_bytes: int) -> str:
             return f"{size_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def sentences(detail: str, hint: str) -> str:
+    """What is wrong and what helps, for one line; a detail without its full stop gets one before the hint."""
+    detail, hint = detail.strip(), hint.strip()
+    stop = "." if detail and hint and detail[-1] not in ".!?:;…" else ""
+    return f"{detail}{stop} {hint}".strip()

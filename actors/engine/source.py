@@ -88,7 +88,12 @@ def _safetensors(path: Path) -> ModelSource:
 
 def _dummy(path: Path) -> ModelSource:
     config_file = path / "config.json" if path.is_dir() else path
-    _check_json(config_file)
+    try:
+        _check_json(config_file)
+    except ModelRefused as error:
+        raise ModelRefused(
+            f"{error}; load_format dummy reads a config.json, or the one in a folder"
+        ) from error
     return ModelSource(LoadFormat.DUMMY, config_file.parent, config_file=config_file)
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import httpx
 
+from torpor.service.units import sentences
+
 
 class ClientError(Exception):
     """Base of everything that the client raises on purpose."""
@@ -26,7 +28,7 @@ class ProblemError(ClientError):
         self.detail = str(body.get("detail", f"HTTP status {status}"))
         self.hint = str(body.get("hint", ""))
         self.headers = dict(headers)
-        super().__init__(f"{self.detail} {self.hint}".strip())
+        super().__init__(sentences(self.detail, self.hint))
 
 
 class BadRequest(ProblemError):

@@ -24,6 +24,7 @@ from torpor.service import (
     Rejected,
     Unavailable,
 )
+from torpor.service.problems import Problem, openai_error
 
 HERE = "http://torpor.test"
 
@@ -138,6 +139,25 @@ def test_what_is_no_answer_of_the_service_is_told_as_that(answer: httpx.Response
         pytest.raises(ConnectionFailed, match="is not torpor"),
     ):
         client.models()
+
+
+@pytest.mark.parametrize(
+    ("detail", "line"),
+    [
+        ("no tag 'x'; 'chat' has weights", "no tag 'x'; 'chat' has weights. Name a known one."),
+        ("`tags` is empty.", "`tags` is empty. Name a known one."),
+    ],
+)
+def test_an_error_in_one_line_keeps_detail_and_hint_apart(detail: str, line: str) -> None:
+    body = {"code": "refused", "detail": detail, "hint": "Name a known one."}
+    answer = httpx.Response(409, json=body)
+    with (
+        Client(HERE, transport=httpx.MockTransport(lambda request: answer)) as client,
+        pytest.raises(Rejected) as refused,
+    ):
+        client.models()
+    assert str(refused.value) == line
+    assert openai_error(Problem(409, "refused", detail, hint="Name a known one."))["message"] == line
 
 
 def test_both_clients_have_the_same_calls() -> None:

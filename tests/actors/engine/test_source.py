@@ -47,6 +47,7 @@ def test_a_damaged_gguf_file_is_named(tiny: Path, tmp_path: Path) -> None:
     ("content", "says"),
     [
         ("{", "not readable JSON"),
+        ("GGUF", "load_format dummy reads a config.json"),
         ("[]", "names no model_type"),
         ('{"model_type": "no-such"}', "cannot be read"),
     ],
