@@ -68,7 +68,7 @@ ANSWERS: Mapping[str, Answer] = {
     "GET /flush_cache": _DROP_IN,
     "POST /flush_cache": _DROP_IN,
     "GET /health_generate": Answer("Any", (*WITH_QUERY, *OF_A_MODEL)),
-    "GET /v1/models": Answer("Object"),
+    "GET /v1/models": Answer("Object", OF_A_MODEL),
     "GET /v1/models/{name}": Answer("Object", OF_A_MODEL),
     "POST /v1/chat/completions": Answer("Completion", (*WITH_BODY, *OF_A_MODEL, 409)),
     "POST /v1/completions": Answer("Completion", (*WITH_BODY, *OF_A_MODEL, 409)),

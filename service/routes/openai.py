@@ -26,10 +26,13 @@ router = APIRouter(prefix="/v1", tags=["openai"])
 
 @router.get("/models")
 async def list_models(request: Request) -> dict[str, Any]:
-    """The models, asleep ones included."""
+    """The models, asleep ones included; under /m/ that one, or 404."""
     only = mounted_model(request)
     views = await published_models(context_of(request).control)
-    shown = [view.name for view in views if only in (None, view.name)]
+    known = [view.name for view in views]
+    if only is not None and only not in known:
+        raise unknown_model(only, known)
+    shown = known if only is None else [only]
     return {"object": "list", "data": [_model(name, request) for name in shown]}
 
 

@@ -73,6 +73,10 @@ async def test_every_family_is_mounted_for_one_model(wide_rig: Rig) -> None:
 async def test_a_mount_that_names_no_model_or_another_than_the_request_is_refused(wide_rig: Rig) -> None:
     unknown = await wide_rig.http.post("/m/nobody/wake_up")
     assert (unknown.status_code, unknown.json()["known_models"]) == (404, ["chat", "draft"])
+    listed = await wide_rig.http.get(
+        "/m/nobody/v1/models"
+    )  # what clients ask to see whether a base URL is right
+    assert (listed.status_code, listed.json()["error"]["code"]) == (404, "unknown_model")
     two = await wide_rig.http.post("/m/chat/wake_up", params={"id": "draft"})
     assert (two.status_code, two.json()["code"]) == (422, "invalid_field")
     native = await wide_rig.http.post("/m/chat/sleep", json={"model": "draft"})
