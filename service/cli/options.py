@@ -32,6 +32,7 @@ Model = Annotated[
     str | None,
     typer.Argument(help="The model; may be left out when there is one.", autocompletion=complete_model),
 ]
+ModelWanted = Annotated[str | None, typer.Argument(help="Only of this model.", autocompletion=complete_model)]
 NamedModel = Annotated[str, typer.Argument(help="The model.", autocompletion=complete_model)]
 Limit = Annotated[int, typer.Option(min=1, max=1000)]
 Conflict = Annotated[

@@ -260,3 +260,12 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], comma
     code, out = main([command, "--help"]), capsys.readouterr().out
     assert (code, f"torpor {command}" in out) == (0, True)
     assert len(out.splitlines()) > 5
+
+
+@pytest.mark.parametrize("command", ["status", "ops", "events"])
+def test_commands_that_look_at_all_models_do_not_claim_to_take_the_only_one(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert main([command, "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "this model." in said and "may be left out when there is one" not in said

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from torpor.service.cli import tables
-from torpor.service.cli.options import Json, Limit, Model, TokenFile, Url, complete_model
+from torpor.service.cli.options import Json, Limit, ModelWanted, TokenFile, Url, complete_model
 from torpor.service.cli.output import Output
 from torpor.service.cli.session import LOOK_S, client_of
 from torpor.service.client.calls import DEFAULT_URL
@@ -31,7 +31,7 @@ def status(
 
 def ops(
     context: typer.Context,
-    model: Model = None,
+    model: ModelWanted = None,
     limit: Limit = 20,
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
@@ -58,9 +58,7 @@ def cancel(
 
 def events(
     context: typer.Context,
-    model: Annotated[
-        str | None, typer.Argument(help="Only of this model.", autocompletion=complete_model)
-    ] = None,
+    model: ModelWanted = None,
     last_event_id: Annotated[
         str | None, typer.Option("--since", metavar="ID", help="First what has come since this event.")
     ] = None,
