@@ -153,8 +153,11 @@ def _generation(request: Request, chosen: list[str], views: list[ModelView]) -> 
     wanted = header.strip().removeprefix("W/").strip('"')
     if wanted == "*":
         return None
-    known = int(wanted) if wanted.isdecimal() and len(wanted) < 19 else None
-    if known is None or (known != now and "idempotency-key" not in request.headers):
+    if not (wanted.isascii() and wanted.isdecimal() and len(wanted) < 19):
+        detail = "If-Match names no generation: it takes one number, as in the ETag of a model, or *."
+        raise Problem(422, Code.INVALID_FIELD, detail, hint=f"Look at GET /models/{chosen[0]}.")
+    known = int(wanted)
+    if known != now and "idempotency-key" not in request.headers:
         detail = f"{chosen[0]!r} has generation {now}, not {wanted}: it has changed since you looked."
         hint = f"Look at GET /models/{chosen[0]} and repeat with its generation."
         raise Problem(412, RejectCode.GENERATION, detail, hint=hint, generation=now)

@@ -92,7 +92,11 @@ def serve(settings: Settings, around: Surroundings, joins: bool = False) -> int:
                 return 0
             return asyncio.run(_serve(cluster, None if joins else config, listener, tokens, settings, around))
         finally:
-            others = "the cluster goes on" if joins else "the ranks end, their memory is given back"
+            others = (
+                "this front end; models live on without it"
+                if joins
+                else "the ranks end, their memory is given back"
+            )
             around.say(f"Stopping: {others}")
             _shut_down(cluster)
 

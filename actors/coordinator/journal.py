@@ -6,6 +6,7 @@ WAL with synchronous=FULL: what an awaited call has written is on the disk.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -180,6 +181,10 @@ class Journal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock_fd = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # It says who did what: nobody else's to read. What SQLite makes beside it has the same mode.
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            with contextlib.suppress(PermissionError):  # somebody else's, who lets us write it
+                self.path.chmod(0o600)
         except BlockingIOError as error:
             advice = "another coordinator uses it; stop that one, or name another path"
             raise JournalError(f"journal {self.path} is locked: {advice}") from error

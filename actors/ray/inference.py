@@ -40,7 +40,7 @@ from torpor.actors.ray.submissions import Submissions
 
 RENEW_S = 2.0
 MAX_BATCHES_AHEAD = 32  # of a stream, before its producer waits
-ENDING = "this front end is ending; repeat the request when it is back."
+ENDING = "this front end is ending"
 LEASE_S = 10.0  # a leader that answers no renewal for so long has forgotten us
 SILENT_S = 5.0  # until one that was let in and says nothing, e.g. since it was frozen, is told of
 

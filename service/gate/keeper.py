@@ -21,7 +21,7 @@ from torpor.service.gate.policy import Answer, WhenClosed, answer, refused
 LOOK_S = 2.0  # the longest single look: a coordinator that has died is noticed
 RETRY_S = 0.5  # while there is no coordinator, or no memory yet
 LONGEST_RETRY_S = 4.0
-ENDING = "this front end is ending; repeat the request when it is back."
+ENDING = "this front end is ending"
 FAILED_PATIENCE_S = 5.0  # for a failed model to begin to recover
 
 

@@ -289,4 +289,7 @@ def test_a_front_end_of_a_cluster_without_coordinator_says_how_to_start_one(tmp_
     with pytest.raises(ServeError, match="no coordinator in the namespace 'lab'; start one with"):
         serve(settings, around, joins=True)
     assert cluster.left
-    assert said == ["Joining the Ray cluster at auto, namespace torpor", "Stopping: the cluster goes on"]
+    assert said == [
+        "Joining the Ray cluster at auto, namespace torpor",
+        "Stopping: this front end; models live on without it",
+    ]

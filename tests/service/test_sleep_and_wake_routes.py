@@ -148,6 +148,13 @@ async def test_if_match_refuses_a_model_that_has_changed_since(rig: Rig) -> None
     assert (await rig.http.post("/wake", json={}, headers={"If-Match": now})).status_code == 200
 
 
+@pytest.mark.parametrize("header", ["abc", "", '"4", "5"', "٣", "9" * 40])
+async def test_an_if_match_that_names_no_generation_is_told_so(rig: Rig, header: str) -> None:
+    answer = await rig.http.post("/sleep", json={}, headers={"If-Match": header.encode()})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_field")
+    assert "names no generation" in answer.json()["detail"]
+
+
 async def test_of_two_that_looked_at_the_same_generation_one_is_refused_also_when_both_come_at_once(
     rig: Rig,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -93,6 +94,17 @@ async def test_what_is_written_is_read_back_after_a_restart(tmp_path: Path) -> N
     assert [found.id for found in await journal.operations("chat", 10)] == ["op-2", "op-1"]
     assert await journal.operations("another", 10) == []
     assert (await journal.published())["chat"].generation == 5
+    await journal.close()
+
+
+async def test_nobody_else_may_read_who_did_what(tmp_path: Path) -> None:
+    """Nor where an earlier version, or a backup, has left it open to all."""
+    path = tmp_path / "journal.db"
+    path.touch(mode=0o644)
+    journal = await Journal.open(path)
+    await journal.begin(operation(), REQUEST, 5.0)
+    modes = {found.name: found.stat().st_mode & 0o777 for found in os.scandir(tmp_path)}
+    assert "journal.db-wal" in modes and set(modes.values()) == {0o600}, modes
     await journal.close()
 
 
