@@ -14,7 +14,7 @@ from ranks.torpors import CAPACITY_BYTES, MakeTorpor, is_in, read, request
 from ranks.toys import KV_BYTES, WEIGHTS_BYTES
 
 from torpor.actors.config import ClusterConfig, RecoverPolicy
-from torpor.actors.messages import FinishReason, ModelState
+from torpor.actors.messages import FinishReason, ModelState, TokenEvent
 from torpor.actors.ports import GateClosed
 
 ALL_BYTES = WEIGHTS_BYTES + KV_BYTES
@@ -24,12 +24,21 @@ async def test_a_killed_leader_costs_no_request_that_had_not_begun(make_torpor: 
     """G3: those wait for the model to recover, and are served then; the one that had begun ends with an error."""
     torpor = await make_torpor(recover=RecoverPolicy.AUTO).loaded()
     front_end = patient(torpor)
-    begun = asyncio.create_task(read(front_end, request(1_000_000)))
-    await torpor.until(lambda view: view.ranks[0].live_sequences == 1, 5)
+    events: list[TokenEvent] = []
+    told = asyncio.Event()
+
+    async def follow() -> None:
+        async for event in front_end.generate("toy", request(1_000_000)):
+            events.append(event)
+            told.set()
+
+    begun = asyncio.create_task(follow())
+    # The rank runs it before the front end has its first token, and until then it would be submitted again.
+    await asyncio.wait_for(told.wait(), 10)
     unstarted = [asyncio.create_task(read(front_end, request(3, "think"))) for _ in range(4)]
     view = await torpor.until(lambda view: view.ranks[0].live_sequences == 5, 5)
     os.kill(view.ranks[0].pid, signal.SIGKILL)
-    events = await asyncio.wait_for(begun, 20)
+    await asyncio.wait_for(begun, 20)
     assert events[-1].finish_reason is FinishReason.ERROR and events[-1].error
     for answer in await asyncio.gather(*unstarted):
         assert "".join(event.text for event in answer) == "xxx"
