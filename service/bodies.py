@@ -189,8 +189,6 @@ def to_request(
     body: OperationBody,
     *,
     default_conflict: OnConflict,
-    idempotency_key: str | None,
-    caller: str = "",
 ) -> OperationRequest:
     """What the coordinator is asked. default_conflict counts when the body does not name `on_conflict`."""
     drain, restore, overflow = DrainSpec(), {}, "reject"
@@ -217,8 +215,6 @@ def to_request(
         dry_run=body.dry_run,
         on_conflict=OnConflict(body.on_conflict) if named else default_conflict,
         timeout_s=body.timeout_s,
-        idempotency_key=idempotency_key,
-        caller=caller,
         **own,
     )
 

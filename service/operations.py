@@ -43,19 +43,10 @@ async def run_native(
     chosen, fan_out = targets(body, path_model, [view.name for view in views])
     generation = _generation(request, chosen, views)
     default = on_conflict_of(Dialect.NATIVE, tree)
-    key = request.headers.get("idempotency-key")
     requests = [
-        to_request(
-            kind,
-            name,
-            body,
-            default_conflict=default,
-            idempotency_key=f"{caller_of(request).name}:{kind}:{name}:{key}" if key else None,
-            caller=who(request),
-        )
+        _with_headers(request, to_request(kind, name, body, default_conflict=default), generation)
         for name in chosen
     ]
-    requests = [replace(one, generation=generation) for one in requests]
     return await _run_all(control, request, requests, views, fan_out)
 
 
@@ -64,11 +55,16 @@ async def run_on(control: Control, request: Request, wish: OperationRequest) -> 
     views = await published_models(control)
     if wish.model not in [view.name for view in views]:
         raise unknown_model(wish.model, [view.name for view in views])
-    wish = replace(wish, generation=_generation(request, [wish.model], views))
+    wish = _with_headers(request, wish, _generation(request, [wish.model], views))
+    return await _run_all(control, request, [wish], views, fan_out=False)
+
+
+def _with_headers(request: Request, wish: OperationRequest, generation: int | None) -> OperationRequest:
+    """Who asks, and under which key, which is each caller's, kind's and model's own."""
     key = request.headers.get("idempotency-key")
     if key:
-        wish = replace(wish, idempotency_key=f"{caller_of(request).name}:{wish.kind}:{wish.model}:{key}")
-    return await _run_all(control, request, [replace(wish, caller=who(request))], views, fan_out=False)
+        key = f"{caller_of(request).name}:{wish.kind}:{wish.model}:{key}"
+    return replace(wish, idempotency_key=key or None, caller=who(request), generation=generation)
 
 
 async def _run_all(
