@@ -48,17 +48,11 @@ def cache_of(rig: Rig) -> KvCacheConfig:
 @pytest.fixture
 def make_served(local_ray: None, tmp_path: Path) -> Iterator[MakeServed]:
     """Of faults by rank; each a Torpor in a namespace of its own, with one model, "toy", of the rig's ranks."""
-    import ray
     from multi.rig import SHAPE
-    from ranks.torpors import Torpor
+    from ranks.torpors import Torpor, starting
     from support.families import write_family
 
-    from torpor.actors.cluster import Cluster, create_coordinator
-    from torpor.actors.ray.inference import RayInference
-    from torpor.actors.ray.names import COORDINATOR
-    from torpor.actors.ray.ports import RayControl
-
-    rig, made = Rig.of_environment(), list[str]()
+    rig = Rig.of_environment()
 
     def make(faults: Mapping[int, Mapping[str, object]] | None = None) -> Torpor:
         name = f"multi-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -77,13 +71,7 @@ def make_served(local_ray: None, tmp_path: Path) -> Iterator[MakeServed]:
             journal_path=str(tmp_path / f"{name}.db"),
             namespace=name,
         )
-        create_coordinator(config)
-        made.append(name)
-        control = RayControl(name)
-        return Torpor(Cluster(control, RayInference(name, control), name, owned=False), config)
+        return start(config)
 
-    yield make
-    for name in made:
-        coordinator = ray.get_actor(COORDINATOR, name)
-        ray.get(coordinator.shutdown.remote(), timeout=60)
-        ray.kill(coordinator)
+    with starting(end_s=60) as start:
+        yield make

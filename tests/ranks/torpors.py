@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 import ray
 
-from torpor.actors.cluster import Cluster
+from torpor.actors.cluster import Cluster, create_coordinator
 from torpor.actors.config import ClusterConfig, EngineConfig
 from torpor.actors.messages import (
     GenerateRequest,
@@ -87,6 +88,25 @@ class Torpor:
     async def until(self, true_of: Callable[[ModelView], bool], timeout_s: float = 20.0) -> ModelView:
         """Poll the model. Fails with what it was last."""
         return await until(self.view, true_of, timeout_s)
+
+
+@contextmanager
+def starting(end_s: float = 30) -> Iterator[Callable[[ClusterConfig], Torpor]]:
+    """Starts Torpors in the Ray that runs, each in its configuration's namespace; all are ended, in end_s each."""
+    made: list[str] = []
+
+    def start(config: ClusterConfig) -> Torpor:
+        name = config.namespace
+        create_coordinator(config)
+        made.append(name)
+        control = RayControl(name)
+        return Torpor(Cluster(control, RayInference(name, control), name, owned=False), config)
+
+    yield start
+    for name in made:
+        coordinator = ray.get_actor(COORDINATOR, name)
+        ray.get(coordinator.shutdown.remote(), timeout=end_s)
+        ray.kill(coordinator)
 
 
 async def until(ask: Callable[[], Awaitable[T]], true_of: Callable[[T], bool], timeout_s: float) -> T:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import ray
-from ranks.torpors import CAPACITY_BYTES, ENGINE, MIB, MakeTorpor, Torpor
+from ranks.torpors import CAPACITY_BYTES, ENGINE, MIB, MakeTorpor, Torpor, starting
 
-from torpor.actors.cluster import Cluster, create_coordinator, start_local
+from torpor.actors.cluster import start_local
 from torpor.actors.config import (
     ClusterConfig,
     Deadlines,
@@ -22,9 +22,6 @@ from torpor.actors.config import (
     ModelConfig,
     RecoverPolicy,
 )
-from torpor.actors.ray.inference import RayInference
-from torpor.actors.ray.names import COORDINATOR
-from torpor.actors.ray.ports import RayControl
 
 
 def _global_node() -> ray._private.node.Node:
@@ -51,8 +48,6 @@ def local_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def make_torpor(local_ray: None, tmp_path: Path) -> Iterator[MakeTorpor]:
-    made: list[str] = []
-
     def make(
         ranks: int = 1,
         models: tuple[str, ...] = ("toy",),
@@ -77,14 +72,7 @@ def make_torpor(local_ray: None, tmp_path: Path) -> Iterator[MakeTorpor]:
             journal_path=journal_path or str(tmp_path / f"{name}.db"),
             namespace=name,
         )
-        config = adapt(config)
-        create_coordinator(config)
-        made.append(name)
-        control = RayControl(name)
-        return Torpor(Cluster(control, RayInference(name, control), name, owned=False), config)
+        return start(adapt(config))
 
-    yield make
-    for name in made:
-        coordinator = ray.get_actor(COORDINATOR, name)
-        ray.get(coordinator.shutdown.remote(), timeout=30)
-        ray.kill(coordinator)
+    with starting() as start:
+        yield make
