@@ -276,6 +276,7 @@ void Ledger::stage_entries(const Plan& plan, StageContext& context) {
       entry.participant->stage_wake(entry.item, undo_, context);
     }
   }
+  check();  // a device may have done its work before anybody asked it how late that was
 }
 
 CommitReport Ledger::commit() {
