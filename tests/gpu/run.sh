@@ -55,7 +55,11 @@ build() {
 native() { ctest --test-dir build/gpu --output-on-failure "$@"; }
 native-gpu() { native -R '_cuda$|^test_device_contract$'; }
 native-host() { native -E '_cuda$|^test_device_contract$' -j 4; }
-pytest() { python3 -m pytest -v -c tests/gpu/pytest.ini -p no:cacheprovider --durations=8 tests/gpu; }
+# What is `long` goes over host devices: it needs no GPU. TORPOR_PYTEST: words that pick from the rest.
+pytest() {
+  local words=(-v -c tests/gpu/pytest.ini -p gpu.at_once -p no:cacheprovider -m "not long" --durations=8)
+  python3 -m pytest "${words[@]}" ${TORPOR_PYTEST:+-k "$TORPOR_PYTEST"} tests/gpu
+}
 walkthrough() {
   if ! python3 -c 'import ray, fastapi, structlog' || [[ ! -f ${TORPOR_DEFAULT_MODEL:-} ]]; then
     echo "it wants ray, fastapi, structlog and TORPOR_DEFAULT_MODEL"

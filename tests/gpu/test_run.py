@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -92,3 +93,43 @@ def test_a_part_without_time_does_not_begin_and_a_wrong_name_stops_all_before_it
     for words in (["bench", "p0"], ["p1"], []):
         with started(run, *words) as script:
             assert script.wait(timeout=60) == 2
+
+
+TWO = """
+import time
+
+def test_one():
+    assert 1 == 2, "what went wrong"
+
+def test_two():
+    time.sleep(60)
+
+def test_three():
+    pass
+"""
+
+
+def under_plugin(folder: Path, text: str, **settings: str) -> subprocess.Popen[str]:
+    (folder / "test_some.py").write_text(text)
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-v", "-p", "gpu.at_once", "-p", "no:cacheprovider", str(folder)],
+        env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"} | settings,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_why_a_test_failed_is_told_before_the_next_one_ends(tmp_path: Path) -> None:
+    with under_plugin(tmp_path, TWO) as tests:
+        assert tests.stdout is not None
+        assert any("AssertionError: what went wrong" in line for line in tests.stdout)
+        assert tests.poll() is None
+        tests.kill()
+
+
+def test_a_run_ends_with_its_summary_before_its_time_is_over(tmp_path: Path) -> None:
+    with under_plugin(tmp_path, TWO.replace("60", "1.5"), TORPOR_PART_S="1") as tests:
+        said = tests.communicate(timeout=60)[0]
+    assert "no time is left" in said and "test_three" not in said
