@@ -2,8 +2,10 @@
 
     python tests/bench/p5_pages.py --json FOLDER [--gib 8]
 
-Each row is a preserving sleep's or a wake's stage over that many live pages, in slots that are scattered by a seed:
-the bytes moved over the seconds that the stage took. "limit" copies as many bytes in one piece. Of each stage's
+Each row is a preserving sleep's or a wake's stage over that many live pages: the bytes moved over the seconds that
+the stage took. "limit" copies as many bytes in one piece. The pages lie in slots that are scattered by a seed, before
+the sleep and after the wake, as they never do but in tests; "interleaved" ones lie as 64 texts that grew side by side
+leave them, of which every second one is gone: none has a neighbour, and a wake puts them in order. Of each stage's
 seconds the rows say what this thread spent on books (planning_s), on mapping, and on copies; of the latter it waited
 waiting_s, the rest went into their preparation and launches; of books and mapping ahead_s came before the first copy,
 beside the rest earlier pages were under way. Each sleep lasts half a second: the driver scrubs freed memory in the
@@ -27,6 +29,8 @@ PAGES_KIB = (16, 32, 64, 128, 256, 512, 2048)
 REPEATS = 5
 ASLEEP_S = 0.5
 PAGES_A_SEQUENCE = 1 << 15
+INTERLEAVED = 64
+INTERLEAVED_KIB = (16, 64, 128)
 TOKENS_PER_BLOCK = 16
 KEPT = {"kv_cache": "pinned"}
 
@@ -46,18 +50,38 @@ def live(kv: KvManager, number: int, count: int) -> Sequence:
     return sequence
 
 
+def interleaved(kv: KvManager, count: int) -> list[Sequence]:
+    """As many as hold `count` pages in all, every second one of those that have grown together."""
+    sequences = [kv.create_sequence(f"bench {number}", []) for number in range(INTERLEAVED)]
+    assert all(sequence.resume() for sequence in sequences)
+    for blocks in range(1, 2 * count // INTERLEAVED + 1):
+        for sequence in sequences:
+            assert sequence.resize(blocks * TOKENS_PER_BLOCK)
+    for gone in sequences[1::2]:
+        gone.close()
+    return sequences[::2]
+
+
 def contents(pages: torch.Tensor, sequence: Sequence) -> float:
     slots = torch.from_numpy(sequence.page_table[sequence.page_table >= 0].astype("int64")).cuda()
     return float(pages[slots].double().sum().item())
 
 
-def measure(result: Result, case: str, page_bytes: int, live_bytes: int, pool_bytes: int) -> None:
+def measure(
+    result: Result, case: str, page_bytes: int, live_bytes: int, pool_bytes: int, scattered: bool = True
+) -> None:
     head_dim = page_bytes // (TOKENS_PER_BLOCK * 2 * 2)  # one layer, one head, keys and values of two bytes
     ledger = Ledger(Device.cuda(0), host_pool_bytes=2 * live_bytes)
-    kv = ledger.create_kv_manager(1, 1, head_dim, "float16", TOKENS_PER_BLOCK, gpu_bytes=pool_bytes, seed=7)
+    seed = 7 if scattered else None
+    kv = ledger.create_kv_manager(
+        1, 1, head_dim, "float16", TOKENS_PER_BLOCK, gpu_bytes=pool_bytes, seed=seed
+    )
     assert kv.page_bytes == page_bytes
     count = live_bytes // page_bytes
-    sequences = [live(kv, number, count) for number in range(-(-count // PAGES_A_SEQUENCE))]
+    if scattered:
+        sequences = [live(kv, number, count) for number in range(-(-count // PAGES_A_SEQUENCE))]
+    else:
+        sequences = interleaved(kv, count)
     pages = torch.from_dlpack(kv.page_view(0, "k"))
     pages.normal_(generator=torch.Generator("cuda").manual_seed(7))
     before = [contents(pages, sequence) for sequence in sequences]
@@ -116,6 +140,9 @@ def main() -> None:
         measure(result, case, page_kib * KIB, live_bytes, live_bytes + GIB)
         for kind in ("sleep", "wake"):
             print(breakdown(result, case, kind, live_bytes // (page_kib * KIB)), flush=True)
+    for page_kib in sorted(set(options.pages_kib) & set(INTERLEAVED_KIB)):
+        case = f"{page_kib} KiB, interleaved"
+        measure(result, case, page_kib * KIB, live_bytes, 2 * live_bytes + GIB, scattered=False)
     if tuple(options.pages_kib) == PAGES_KIB:
         measure(result, "P4: 2 MiB, 6.4 of 64 GiB", 2 << 20, int(6.4 * 512) * (2 << 20), 64 * GIB)
     print(result.table())
