@@ -194,14 +194,16 @@ class EngineHost:
 class Oracle:
     """The same dummy weights in transformers' own class, without a cache: every token is a full forward."""
 
-    def __init__(self, config: Path, seed: int = 0) -> None:
+    def __init__(self, config: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
+        """dtype: in which the weights were made; seeds stand for other numbers in others. It computes in float32."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.model = AutoModelForCausalLM.from_config(
+            model = AutoModelForCausalLM.from_config(
                 AutoConfig.for_model(**json.loads(config.read_text())),
-                dtype=torch.float32,
+                dtype=dtype,
                 attn_implementation="eager",
-            ).eval()
+            )
+        self.model = model.float().eval()
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
