@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import transformers
 from cycles import gpu_name
+from decode_kernels import kernels_of
 from first_token_parts import Parts
 from limit import Budget, keep_at
 from record import Result
@@ -128,6 +129,17 @@ def play_ours(folder: Path, on_host: bool, load: Load, result: Result, budget: B
         parts = Parts(host)  # slows down a little, so that it comes last
         for batch in load.batches:
             budget.take(f"parts {batch}", lambda b=batch: parts_of(host, parts, load, b, result))  # type: ignore[misc]
+            if not on_host:
+                add_kernels(host, load, batch, result)
+
+
+def add_kernels(host: Served, load: Load, batch: int, result: Result) -> None:
+    """Of steps that only decode."""
+    seconds, longest = kernels_of(host, load.prompts(batch))
+    print(f"batch {batch}: {longest}", flush=True)
+    for kind, ms in seconds.items():
+        metric = f"{kind.replace(' ', '_')}_ms_a_step"
+        result.add("torpor", f"batch {batch}, kernels while decoding", metric, "ms", ms)
 
 
 def parts_of(host: Served, parts: Parts, load: Load, batch: int, result: Result) -> None:

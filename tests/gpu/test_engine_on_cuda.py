@@ -23,7 +23,9 @@ GRAPHS = ("llama", "granite_hybrid", "lfm2", "gpt_oss", "qwen3_next")
 MODES = ["none", "memset", "cpu", "pinned", "disk"]
 KEPT = ("cpu", "pinned", "disk")
 APART = 2e-3  # of logits: products are added up in another order than on a CPU
-ROUGHLY = 2.0  # of logits of about 20, in bfloat16: what is no answer at all is further off
+# On average over texts, of logits of 5 to 8, in bfloat16: sums in another order send a token to other experts now and
+# then, after which some are far off; of what is no answer at all, each is about 6.
+ROUGHLY = 0.5
 LENGTHS = (1, 9, 40, 90, 17)  # five run in a bucket of eight
 
 
@@ -122,10 +124,13 @@ def test_experts_are_grouped_on_the_device_in_bfloat16_in_a_replay_too(
     family: str, graphs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(experts, "MOST_COPIED_BYTES", 0)
-    oracle = Oracle(write_family(tmp_path, family), dtype=torch.bfloat16)
+    oracle = Oracle(write_family(tmp_path, family), dtype=torch.bfloat16, device="cuda")
+    oracle.model.set_experts_implementation("eager")
     with engine(tmp_path, family, cuda_graphs=graphs, dtype="bfloat16") as host:
-        for n, said in zip(LENGTHS, answers(host), strict=True):
-            assert oracle.agrees(prompt(n), said.tokens, within=ROUGHLY), n
+        said = answers(host)
+        gaps = [oracle.gaps(prompt(n), one.tokens) for n, one in zip(LENGTHS, said, strict=True)]
+        assert all(len(one) == 24 for one in gaps) and torch.cat(gaps).mean() <= ROUGHLY, gaps
+        print([[round(gap, 2) for gap in one.tolist()] for one in gaps])
         if graphs == "on":
             assert host.engine.graphs_off == ""  # type: ignore[attr-defined]
             assert host.engine._loop._runner._graphs.replays >= 20  # type: ignore[attr-defined]

@@ -194,8 +194,10 @@ class EngineHost:
 class Oracle:
     """The same dummy weights in transformers' own class, without a cache: every token is a full forward."""
 
-    def __init__(self, config: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
-        """dtype: in which the weights were made; seeds stand for other numbers in others. It computes in float32."""
+    def __init__(
+        self, config: Path, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    ) -> None:
+        """dtype: in which weights are made (a seed stands for other numbers in others) and the forward computes."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_config(
@@ -203,12 +205,13 @@ class Oracle:
                 dtype=dtype,
                 attn_implementation="eager",
             )
-        self.model = model.float().eval()
+        self.model = model.to(device).eval()
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """(tokens, vocabulary)."""
-        return self.model(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+        read = torch.tensor([list(tokens)], device=self.model.device)
+        return self.model(read, use_cache=False).logits[0].float().cpu()
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         tokens = list(prompt)
@@ -216,14 +219,18 @@ class Oracle:
             tokens.append(int(self.logits(tokens)[-1].argmax()))
         return tokens[len(prompt) :]
 
+    def gaps(self, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
+        """(tokens of answer,): by how much each one's logit lies below that of the likeliest after those before it."""
+        logits = self.logits([*prompt, *answer][:-1])[len(prompt) - 1 :]
+        said = logits.gather(1, torch.tensor(list(answer))[:, None])[:, 0]
+        return logits.amax(dim=-1) - said
+
     def agrees(self, prompt: Sequence[int], answer: Sequence[int], within: float = 0.0) -> bool:
         """Whether `answer` is its greedy text, from one forward: each token is the likeliest after those before it.
 
         within: or as likely but for this difference of logits; of millions of tokens some are, but for rounding.
         """
-        logits = self.logits([*prompt, *answer][:-1])[len(prompt) - 1 :]
-        said = logits.gather(1, torch.tensor(list(answer))[:, None])[:, 0]
-        return bool(answer) and bool((logits.amax(dim=-1) - said <= within).all())
+        return bool(answer) and bool((self.gaps(prompt, answer) <= within).all())
 
 
 def small_model() -> Path:
