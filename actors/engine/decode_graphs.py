@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 
@@ -13,8 +12,6 @@ from torpor.actors.config import GIB, EngineConfig
 from torpor.actors.engine.batch import PagedBatch, Tables
 from torpor.actors.engine.decode_inputs import DecodeInputs
 from torpor.actors.engine.errors import ModelRefused
-from torpor.actors.engine.experts import has_experts
-from torpor.actors.engine.families import Family
 from torpor.actors.engine.group import NCCL
 from torpor.actors.engine.plan import Chunk
 from torpor.native import Ledger, MemoryPool
@@ -40,8 +37,6 @@ def check_setting(wanted: str) -> None:
 
 def why_off(
     engine: EngineConfig,
-    family: Family,
-    config: Any,
     ranks: int,
     device: str,
     attention: str,
@@ -59,11 +54,7 @@ def why_off(
         return f"attention by {attention} reads sizes on the host"
     if engine.cuda_graphs == ON:
         return ""
-    if ranks > 1:
-        return f"sums over ranks {UNTRIED}"
-    if has_experts(family, config):
-        return f"models of experts {UNTRIED}"
-    return ""
+    return f"sums over ranks {UNTRIED}" if ranks > 1 else ""
 
 
 class DecodeGraphs:

@@ -9,7 +9,15 @@ from torch.utils.dlpack import from_dlpack
 
 from torpor.actors.config import ModelConfig
 from torpor.actors.engine.batch import Pages
-from torpor.actors.engine.decode_graphs import SHORT_TOKENS, TAG, CudaCapture, DecodeGraphs, buckets, why_off
+from torpor.actors.engine.decode_graphs import (
+    ON,
+    SHORT_TOKENS,
+    TAG,
+    CudaCapture,
+    DecodeGraphs,
+    buckets,
+    why_off,
+)
 from torpor.actors.engine.decode_inputs import DecodeInputs
 from torpor.actors.engine.experts import CapturedExperts, captured_experts, has_experts
 from torpor.actors.engine.families import check_config
@@ -33,7 +41,7 @@ def give_graphs(
     """Capture them before there are sequences, or say why not. attention: what was chosen. group: joined."""
     engine, ranks = model.engine, model.tensor_parallel
     family = check_config(loaded.config, ranks)
-    reason = why_off(engine, family, loaded.config, ranks, pages.device.type, attention, group.backend)
+    reason = why_off(engine, ranks, pages.device.type, attention, group.backend)
     experts = None
     if not reason and has_experts(family, loaded.config):
         experts = captured_experts(loaded.module, loaded.config, loaded.dtype, pages.device)
@@ -57,7 +65,17 @@ def give_graphs(
     inputs = DecodeInputs(pages, buckets(most_lines)[-1], loaded.context_tokens, make_memory, read_singles)
     capture = CudaCapture(ledger, pages.device)
     computing = {"computing": experts.computing} if experts is not None else {}
-    runner.capture(DecodeGraphs(inputs, most_lines, capture, **computing))
+    graphs = DecodeGraphs(inputs, most_lines, capture, **computing)
+    try:
+        runner.capture(graphs)
+    except RuntimeError as error:  # torch's, of CUDA
+        # One of several ranks has left the others within a sum. Who has asked for graphs is to know at once.
+        if ranks > 1 or engine.cuda_graphs == ON:
+            raise
+        graphs.close()
+        reason = f"capturing failed: {str(error).partition(chr(10))[0]}"
+        log.warning("model %s decodes without CUDA graphs: %s", model.name, reason)
+        return reason
     return ""
 
 

@@ -57,7 +57,7 @@ class EngineSettings(_Section):
     max_waiting: Annotated[int, Field(ge=0)] = 1024
     step_tokens: Annotated[int, Field(gt=0)] = 512
     attention: str = "auto"
-    cuda_graphs: str = "off"
+    cuda_graphs: str = "auto"
     collectives: str = "auto"
 
 

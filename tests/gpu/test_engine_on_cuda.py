@@ -33,10 +33,12 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [random.Random(f"{seed}/{length}/{i}").randrange(256) for i in range(length)]
 
 
-def engine(folder: Path, family: str, **options: object) -> EngineHost:
+def engine(
+    folder: Path, family: str, changes: dict[str, object] | None = None, **options: object
+) -> EngineHost:
     kv = KvCacheConfig(tokens_per_block=8, gpu_bytes=64 * MIB, host_bytes=64 * MIB)
     options = {"step_tokens": 16, "dtype": "float32", "max_running": 8} | options
-    spec = dummy_spec(write_family(folder, family), kv=kv, **options)
+    spec = dummy_spec(write_family(folder, family, **(changes or {})), kv=kv, **options)
     return EngineHost(spec, capacity_bytes=512 * MIB, device=Device.cuda(0), disk=folder)
 
 
@@ -119,14 +121,15 @@ def test_texts_go_on_by_replays_where_a_sleep_has_stopped_them_s1_s2_g2_k3(woken
     reason="torch groups tokens by expert on the host here, and no graph is captured so",
 )
 @pytest.mark.parametrize("graphs", ["on", "off"])
-@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_next"])
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_next", "granite_hybrid"])
 def test_experts_are_grouped_on_the_device_in_bfloat16_in_a_replay_too(
     family: str, graphs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(experts, "MOST_COPIED_BYTES", 0)
-    oracle = Oracle(write_family(tmp_path, family), dtype=torch.bfloat16, device="cuda")
+    some = {"num_local_experts": 4, "num_experts_per_tok": 2} if family == "granite_hybrid" else {}
+    oracle = Oracle(write_family(tmp_path, family, **some), dtype=torch.bfloat16, device="cuda")
     oracle.model.set_experts_implementation("eager")
-    with engine(tmp_path, family, cuda_graphs=graphs, dtype="bfloat16") as host:
+    with engine(tmp_path, family, some, cuda_graphs=graphs, dtype="bfloat16") as host:
         said = answers(host)
         gaps = [oracle.gaps(prompt(n), one.tokens) for n, one in zip(LENGTHS, said, strict=True)]
         assert all(len(one) == 24 for one in gaps) and torch.cat(gaps).mean() <= ROUGHLY, gaps
