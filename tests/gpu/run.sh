@@ -35,7 +35,7 @@ parts_of() {
   local offers=()
   case $1 in
     build) ;;
-    test) offers=(native-gpu:300 native-host:240 pytest:240 walkthrough:200) ;;
+    test) offers=(native-gpu:200 pytest:400 walkthrough:200 native-host:240) ;;
     bench) offers=(p1:200 p2:330 p5:120 p6:160 p11:160) ;;
     sanitize) offers=(memcheck:150 racecheck:150 initcheck:150) ;;
     *) return 1 ;;
