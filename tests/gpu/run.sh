@@ -36,7 +36,7 @@ parts_of() {
   case $1 in
     build) ;;
     test) offers=(native-gpu:200 pytest:400 walkthrough:200 native-host:240) ;;
-    bench) offers=(p1:200 p2:330 p5:120 p6:160 p11:160) ;;
+    bench) offers=(p1:200 p2:330 p5:120 p6:160 p11:160 p11-static:220) ;;
     sanitize) offers=(memcheck:150 racecheck:150 initcheck:150) ;;
     *) return 1 ;;
   esac
@@ -73,7 +73,8 @@ p2() { python3 tests/bench/p2_weights.py --json "$TORPOR_RESULTS"; }
 p5() { python3 tests/bench/p5_pages.py --json "$TORPOR_RESULTS"; }
 # These keep what they have when their time is over.
 p6() { python3 tests/bench/p6_first_token.py --json "$TORPOR_RESULTS" --limit-s "$((TORPOR_PART_S - 15))"; }
-p11() { python3 tests/bench/p11_decode.py --json "$TORPOR_RESULTS" --limit-s "$((TORPOR_PART_S - 15))"; }
+p11() { python3 tests/bench/p11_decode.py --json "$TORPOR_RESULTS" --limit-s "$((TORPOR_PART_S - 15))" --ways generate; }
+p11-static() { python3 tests/bench/p11_decode.py --json "$TORPOR_RESULTS" --limit-s "$((TORPOR_PART_S - 15))" --ways static; }
 
 # The program must succeed under the tool, and the tool must have said what it has found.
 sanitized() {

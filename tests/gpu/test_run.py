@@ -81,7 +81,9 @@ def test_what_is_cut_off_has_told_and_kept_what_was_done_before(run: Path) -> No
         lines = script.stdout.read().splitlines()
         assert script.wait(timeout=60) == 1
     assert lines[1].startswith("native-gpu: passed") and lines[2].startswith("native-host: failed: cut off")
-    assert lines[3:] == [f"{name}: not run for lack of time" for name in ("p1", "p2", "p5", "p6", "p11")]
+    assert lines[3:] == [
+        f"{name}: not run for lack of time" for name in ("p1", "p2", "p5", "p6", "p11", "p11-static")
+    ]
     assert {"native-gpu.log", "native-host.log", "outcome.txt"} <= kept(run)
 
 
