@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar, cast
@@ -28,6 +27,7 @@ from torpor.actors.messages import (
     RankStatus,
     TokenEvent,
 )
+from torpor.actors.rank.addresses import free_addresses
 from torpor.actors.rank.core import Parts, RankCore
 from torpor.actors.rank.offer import cuda_offer, list_gpus, offer_of
 from torpor.actors.ray.handover import open_handed
@@ -68,7 +68,8 @@ class RankActor:
     async def addresses(self, host: str | None = None) -> tuple[str, str]:
         """Two "host:port" on this node for the ranks of a model to meet at; the same ones each time."""
         if self._addresses is None:
-            self._addresses = two_free_addresses(host or ray.util.get_node_ip_address())
+            first, second = free_addresses(host or ray.util.get_node_ip_address())
+            self._addresses = first, second
         return self._addresses
 
     @in_group("health")
@@ -159,11 +160,3 @@ class RankActor:
     @in_group("inference")
     async def detach(self, front_end: str) -> None:
         await self._core.detach(front_end)
-
-
-def two_free_addresses(host: str) -> tuple[str, str]:
-    """Ports that were free a moment ago. Both are held while choosing, so that they differ."""
-    with socket.socket() as first, socket.socket() as second:
-        first.bind((host, 0))
-        second.bind((host, 0))
-        return f"{host}:{first.getsockname()[1]}", f"{host}:{second.getsockname()[1]}"

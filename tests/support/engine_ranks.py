@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import socket
 import traceback
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -15,15 +14,10 @@ from gpu.eyes import driver_free_bytes
 from support.engine_host import EngineHost
 
 from torpor.actors.config import RankSpec
+from torpor.actors.rank.addresses import free_addresses
 from torpor.native import Device
 
 ANSWER_S = 120.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _serve(spec: RankSpec, pipe: Connection, disk: Path | None, options: dict[str, float]) -> None:
@@ -86,10 +80,11 @@ class Ranks:
     def __init__(self, spec: RankSpec, disk: Path | None = None, **options: float) -> None:
         """disk: a folder for sleeps to disk. options: the engine's time-outs."""
         context = multiprocessing.get_context("spawn")
+        process_group, step_channel = free_addresses("127.0.0.1")
         spec = replace(
             spec,
-            process_group=f"127.0.0.1:{free_port()}",
-            step_channel=f"127.0.0.1:{free_port()}",
+            process_group=process_group,
+            step_channel=step_channel,
             channel_key=b"a key of this test",
         )
         self.pipes: list[Connection] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.engine_host import dummy_spec, write_config
-from support.engine_ranks import Ranks, free_port
+from support.engine_ranks import Ranks
 
 from torpor.actors.config import EngineConfig
 from torpor.actors.engine import ModelRefused
@@ -17,6 +17,7 @@ from torpor.actors.engine.errors import StepLoopDied
 from torpor.actors.engine.group import GLOO, NCCL, RankGroup, check_collectives, choose_backend
 from torpor.actors.engine.loader import load_model
 from torpor.actors.engine.waiting import wait_for
+from torpor.actors.rank.addresses import free_addresses
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ print(group.backend, answers)
 
 
 def test_ranks_agree_only_on_what_all_of_them_say() -> None:
-    port = str(free_port())
+    port = free_addresses("127.0.0.1", 1)[0].rpartition(":")[2]
     words = [sys.executable, "-c", RANK]
     ranks = [
         subprocess.Popen([*words, str(rank), port], stdout=subprocess.PIPE, text=True) for rank in range(3)
