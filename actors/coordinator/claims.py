@@ -37,9 +37,8 @@ class Claims:
         return self.budget.reserve(run.operation.id, self._needs(runtime, run, machine))
 
     def lacking_bytes(self, runtime: ModelRuntime, run: Run, machine: Machine) -> dict[Place, int]:
-        """Of devices."""
-        lacking = self.budget.lacking_bytes(self._needs(runtime, run, machine))
-        return {place: size for place, size in lacking.items() if place.device}
+        """Of devices, host memory and disks."""
+        return self.budget.lacking_bytes(self._needs(runtime, run, machine))
 
     def _needs(self, runtime: ModelRuntime, run: Run, machine: Machine) -> list[Need]:
         needs: list[Need] = []

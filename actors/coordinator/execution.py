@@ -20,6 +20,7 @@ from torpor.actors.coordinator.machine import Machine
 from torpor.actors.coordinator.records import Published, fill, phase_bytes
 from torpor.actors.coordinator.room import Room, may_make_room
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
+from torpor.actors.coordinator.spare import Spare
 from torpor.actors.coordinator.steps import PHASE_OF, RELOAD, Step
 from torpor.actors.coordinator.writer import Writer
 from torpor.actors.messages import (
@@ -60,6 +61,7 @@ class Execution:
         self._feed = feed
         self._now = now
         self._room = room
+        self._spare = Spare(models, self.claims)
 
     async def raise_epoch(self, above: int) -> None:
         """A new epoch, from the journal: higher than `above` and than every one before it."""
@@ -267,6 +269,9 @@ class Execution:
     async def reserve(self, runtime: ModelRuntime, run: Run, machine: Machine) -> Refusal | None:
         """Nobody has noticed the operation yet, and it holds nothing: others may go to sleep for it here."""
         refusal = self.claims.reserve(runtime, run, machine)
+        if refusal is not None and refusal.code is RejectCode.HOST_MEMORY and not run.request.dry_run:
+            await self._spare.give_back(runtime, lambda: self.claims.lacking_bytes(runtime, run, machine))
+            refusal = self.claims.reserve(runtime, run, machine)
         if refusal is None or not await self._make_room(runtime, run, machine, refusal):
             return refusal
         return self.claims.reserve(runtime, run, machine)
@@ -284,7 +289,8 @@ class Execution:
             await self.look(runtime)
             for slot in machine.slots:
                 slot.status = runtime.statuses.get(slot.rank, slot.status)
-            return self.claims.lacking_bytes(runtime, run, machine)
+            lacking = self.claims.lacking_bytes(runtime, run, machine)
+            return {place: size for place, size in lacking.items() if place.device}
 
         return await self._room.make(run.request.model, lacking)
 

@@ -10,7 +10,7 @@ from coordinator_rig import CONFIG, MIB, SLEEP, WAKE, Rig
 
 from torpor.actors.config import HostPoolConfig
 from torpor.actors.coordinator.memory import Fault
-from torpor.actors.messages import OperationState
+from torpor.actors.messages import OperationState, RejectCode, RestoreMode
 
 PREFILLING = replace(
     CONFIG,
@@ -87,5 +87,42 @@ def test_a_rank_that_cannot_keeps_no_other_from_it_and_the_model_serves(tmp_path
         await asyncio.sleep(1)
         assert [rank.spare_host_bytes for rank in rig.chat] == [100 * MIB, 0, 100 * MIB]
         assert (rig.gate_open(), rig.coordinator.reserved_bytes()) == (True, 0)
+
+    rig.run(story)
+
+
+def test_what_one_model_keeps_ahead_gives_way_to_the_sleep_of_another_m8(tmp_path: Path) -> None:
+    """Of solo's 100 MiB made ahead all goes, before chat's sleep would be refused."""
+    rig = rig_of(tmp_path, 350 * MIB)
+    for rank in rig.chat:
+        rank.prefill_bytes = 0
+    kept = {"weights": RestoreMode.PINNED, "kv_cache": RestoreMode.NONE}
+
+    async def story() -> None:
+        await asyncio.sleep(1)
+        assert rig.solo.spare_host_bytes == 100 * MIB
+        wanted = replace(SLEEP, restore=kept)
+        assert (await rig.do(replace(wanted, dry_run=True))).state is OperationState.REJECTED
+        assert rig.solo.spare_host_bytes == 100 * MIB, "a dry run takes nothing from anybody"
+        slept = await rig.do(wanted)
+        assert slept.state is OperationState.SUCCEEDED, slept.reason
+        assert rig.solo.spare_host_bytes == 0 and rig.coordinator.reserved_bytes() == 0
+        too_much = await rig.do(replace(SLEEP, model="solo", restore=kept))
+        assert too_much.code is RejectCode.HOST_MEMORY, "what sleeps is kept"
+
+    rig.run(story)
+
+
+def test_a_model_that_keeps_nothing_is_not_asked_for_anything(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path, 150 * MIB)
+    rig.solo.prefill_bytes = 0
+    for rank in rig.chat:
+        rank.prefill_bytes = 0
+
+    async def story() -> None:
+        await asyncio.sleep(1)
+        refused = await rig.do(replace(SLEEP, restore={"weights": RestoreMode.PINNED}))
+        assert refused.code is RejectCode.HOST_MEMORY
+        assert "trim" not in rig.solo.calls
 
     rig.run(story)
