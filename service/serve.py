@@ -28,6 +28,7 @@ from torpor.service.gate.gates import Gates
 from torpor.service.gate.patience import PatientInference
 from torpor.service.limits.bounds import Bounds
 from torpor.service.loading import tell_states, until_loaded
+from torpor.service.settings.load import SettingsError
 from torpor.service.settings.shape import Settings, cluster_config
 
 _REFUSED_S = 0.5  # how long those who were on their way still hear why a lost cluster is
@@ -64,13 +65,14 @@ class Surroundings:
     cuda_device_count: Callable[[], int]
 
 
-def serve(settings: Settings, around: Surroundings, joins: bool = False) -> int:
-    """Until SIGINT or SIGTERM; 0, or 1 when the models could not be loaded. Raises ServeError before that.
+def serve(settings: Settings, around: Surroundings, joins: bool = False, source: str = "settings") -> int:
+    """Until SIGINT or SIGTERM; 0, or 1 when the models could not be loaded.
 
-    joins: the cluster is there already, with models of its own, and goes on when this front end ends.
+    source: where the settings stand. joins: the cluster is there already, with models of its own, and goes on when
+    this front end ends. Raises ServeError before it is open, and SettingsError where files are missing.
     """
     if not joins:
-        check_models(settings)
+        check_models(settings, source)
         check_devices(settings, around.cuda_device_count)
     tokens = read_tokens(settings, around.logger)
     with bind(settings.http.host, settings.http.port) as listener:
@@ -116,13 +118,16 @@ def _shut_down(cluster: Cluster) -> None:
         ) from None
 
 
-def check_models(settings: Settings) -> None:
-    for index, model in enumerate(settings.models):
-        if not Path(model.engine.model).exists():
-            raise ServeError(
-                f"models.{index}.engine.model: {model.engine.model} does not exist; "
-                "give a GGUF file or a folder with safetensors"
-            )
+def check_models(settings: Settings, source: str = "settings") -> None:
+    """source: where they stand. Raises SettingsError, of all whose files are missing."""
+    missing = [
+        f"models.{index}.engine.model: {model.engine.model} does not exist; "
+        "give a GGUF file or a folder with safetensors"
+        for index, model in enumerate(settings.models)
+        if not Path(model.engine.model).exists()
+    ]
+    if missing:
+        raise SettingsError(source, missing)
 
 
 def read_tokens(settings: Settings, logger: FilteringBoundLogger) -> TokensFile | None:

@@ -34,7 +34,7 @@ def run_serve(config: Path | None, host: str | None, port: int | None, join: str
         logger=make_logger(sys.stderr),
         cuda_device_count=count_cuda_devices,
     )
-    return serve(settings, around, joins=join is not None)
+    return serve(settings, around, joins=join is not None, source=str(config) if config else "settings")
 
 
 def say(text: str) -> None:

@@ -19,7 +19,7 @@ from torpor.actors.ports import ControlUnreachable
 from torpor.service.loading import tell_states
 from torpor.service.logs import make_logger
 from torpor.service.serve import ServeError, Surroundings, bind, check_devices, check_models, serve
-from torpor.service.settings.load import load_settings
+from torpor.service.settings.load import SettingsError, load_settings
 
 HELLO = {"model": "chat", "messages": [{"role": "user", "content": "Go on."}], "stream": True}
 
@@ -213,8 +213,10 @@ def test_a_busy_port_is_told_at_once_with_what_to_do() -> None:
 
 def test_a_missing_model_file_is_told_with_its_key(tmp_path: Path) -> None:
     settings = load_settings(None, {"TORPOR_MODELS__0__ENGINE__MODEL": str(tmp_path / "gone.gguf")})
-    with pytest.raises(ServeError, match=r"models\.0\.engine\.model: .*gone\.gguf does not exist; give"):
-        check_models(settings)
+    with pytest.raises(
+        SettingsError, match=r"^here\.yaml: models\.0\.engine\.model: .*gone\.gguf does not exist; give"
+    ):
+        check_models(settings, "here.yaml")
 
 
 @pytest.mark.parametrize(
