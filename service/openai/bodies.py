@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from torpor.actors.messages import GenerateRequest, Sampling
 from torpor.service.auth.roles import LOCAL, Caller
@@ -22,17 +22,18 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "suffix": (None, ""),
 }
 LIKELIEST = 20  # what `top_logprobs` may be at most
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-def _number(value: object) -> object:
-    if isinstance(value, bool):  # to Python it is one
-        raise ValueError("Input should be a number, not true or false")
-    return value
+def _has_bool(value: object) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return isinstance(value, bool) or any(_has_bool(part) for part in parts)
 
 
-Whole = Annotated[int, BeforeValidator(_number)]
-Real = Annotated[float, BeforeValidator(_number)]
-Penalty = Annotated[Real, Field(ge=-2, le=2)]
+def _types_in(annotation: Any) -> set[Any]:
+    """int of `dict[str, Annotated[int, …]] | None`, say."""
+    parts = get_args(annotation)
+    return {annotation}.union(*(_types_in(part) for part in parts)) if parts else {annotation}
 
 
 class StreamOptions(BaseModel):
@@ -42,25 +43,35 @@ class StreamOptions(BaseModel):
 class _Generation(BaseModel):
     model_config = ConfigDict(extra="allow")
     model: str
-    max_tokens: Annotated[Whole, Field(ge=1)] | None = None
-    temperature: Annotated[Real, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[Real, Field(gt=0, le=1)] | None = None
-    n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
-    seed: Whole | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    seed: int | None = None
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: dict[int, Annotated[Real, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
     # What other engines' clients and load generators send beyond OpenAI's own.
-    top_k: Annotated[Whole, Field(ge=-1)] | None = None  # -1 and 0: of all tokens
-    min_tokens: Annotated[Whole, Field(ge=0)] = 0
+    top_k: Annotated[int, Field(ge=-1)] | None = None  # -1 and 0: of all tokens
+    min_tokens: Annotated[int, Field(ge=0)] = 0
     ignore_eos: bool = False
-    stop_token_ids: Annotated[list[Whole], Field(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=16)] | None = None
     return_token_ids: bool = False  # also give each choice's token ids
     rid: Annotated[str, Field(min_length=1, max_length=128)] | None = None  # the answer's id, to abort it by
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        """To Python and pydantic, true is 1. Only completions' `logprobs` may be it: some send it as to chats."""
+        name = str(info.field_name)
+        types = _types_in(cls.model_fields[name].annotation)
+        if types & {int, float} and bool not in types and name != "logprobs" and _has_bool(value):
+            raise ValueError("Input should be a number, not true or false")
+        return value
 
     @property
     def choices_per_prompt(self) -> int:
@@ -111,9 +122,9 @@ class Message(BaseModel):
 
 class ChatBody(_Generation):
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[Whole, Field(ge=0, le=LIKELIEST)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=LIKELIEST)] | None = None
 
     @property
     def likeliest(self) -> int | None:
@@ -143,12 +154,10 @@ class ChatBody(_Generation):
 
 
 class CompletionBody(_Generation):
-    prompt: str | list[Whole] | list[str] | list[list[Whole]]
-    logprobs: Annotated[int, Field(ge=0, le=LIKELIEST)] | None = (
-        None  # some send true, as to chats: that is 1
-    )
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: Annotated[int, Field(ge=0, le=LIKELIEST)] | None = None
     echo: bool | None = None
-    best_of: Whole | None = None
+    best_of: int | None = None
 
     @property
     def likeliest(self) -> int | None:
