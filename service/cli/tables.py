@@ -17,15 +17,15 @@ Record = Mapping[str, Any]
 
 
 def models(records: Sequence[Record]) -> RenderableType:
-    columns = ("model", "state", "gate", "parked", "held by", "generation", "ranks", "devices")
-    summary = _table(*columns, title="Models")
+    # What fits into 80 columns; devices are told with the ranks, holds below.
+    summary = _table("model", "state", "gate", "parked", "generation", "ranks", title="Models")
     for one in records:
         gate = "open" if one["gate"]["open"] else f"closed: {one['gate']['reason']}"
         parked = ", ".join(one["parked_tags"]) or "-"
         counts = str(one["generation"]), str(one["tensor_parallel"])
-        devices = escape(", ".join(one["devices"])) or "-"
-        summary.add_row(one["name"], one["state"], gate, parked, _holders(one), *counts, devices)
-    return Group(summary, *(_ranks(one) for one in records if one["ranks"]))
+        summary.add_row(one["name"], one["state"], gate, parked, *counts)
+    holds = [Text(line) for one in records for line in _holds(one)]
+    return Group(summary, *holds, *(_ranks(one) for one in records if one["ranks"]))
 
 
 def _ranks(model: Record) -> RenderableType:
@@ -43,16 +43,16 @@ def _engine(choices: Record) -> str:
     return "; ".join(parts)
 
 
-def _holders(model: Record) -> str:
-    """Who holds it asleep, and until when (UTC)."""
+def _holds(model: Record) -> list[str]:
+    """Who holds it asleep, and until when (UTC); a line each."""
     lines = []
     for hold in model["holds"]:
         end = ""
         if hold["expires_at"] is not None:
             until = datetime.fromtimestamp(hold["expires_at"], UTC)
             end = f" until {until:%H:%M:%S} UTC, then {hold['on_expiry']}"
-        lines.append(escape(f"{hold['by'] or 'unknown'}{end}"))
-    return "\n".join(lines) or "-"
+        lines.append(f"{model['name']} is held asleep by {hold['by'] or 'unknown'}{end}")
+    return lines
 
 
 def _memory(model: Record) -> Table:
@@ -88,7 +88,8 @@ def event(event_id: str, kind: str, data: Record) -> str:
 def operation(record: Record) -> RenderableType:
     if "operations" in record:
         return operations(record["operations"])
-    ranks = _table("rank", "outcome", "freed", "kept", "reason")
+    # What was saved before, and has not changed since, is kept as well, and costs nothing.
+    ranks = _table("rank", "outcome", "freed", "saved anew", "reason")
     for one in record["ranks"]:
         freed, kept = show_bytes(one["freed_bytes"]), show_bytes(one["kept_bytes"])
         ranks.add_row(str(one["rank"]), one["outcome"], freed, kept, escape(one["reason"] or ""))

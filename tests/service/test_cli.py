@@ -164,9 +164,9 @@ def test_serve_on_a_busy_port_is_one_line_before_anything_starts(tmp_path: Path,
 def test_serve_without_its_model_file_is_one_line(tmp_path: Path) -> None:
     missing = str(tmp_path / "gone.gguf")
     done = run_serve(tmp_path, TORPOR_MODELS__0__ENGINE__MODEL=missing, TORPOR_HTTP__PORT=str(free_port()))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith(
-        f"torpor: models.0.engine.model: {missing} does not exist; give a GGUF file"
+        f"torpor: settings: models.0.engine.model: {missing} does not exist; give a GGUF file"
     )
     assert done.stderr.count("\n") == 1
 

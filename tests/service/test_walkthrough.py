@@ -170,7 +170,7 @@ def test_a_service_that_cannot_start_is_told_with_its_log_and_leaves_no_child(tm
     console = Console(file=(tmp_path / "out").open("w"))
     with console.file:
         service = ChildService(tmp_path, "smollm2", tmp_path / "gone.gguf", 1, "host", console)
-        with pytest.raises(StepFailed, match=r"(?s)ended with 1 while starting.*gone\.gguf does not exist"):
+        with pytest.raises(StepFailed, match=r"(?s)ended with 2 while starting.*gone\.gguf does not exist"):
             service.start()
         service.kill()
     assert not Path(f"/proc/{service.pid}").exists()
