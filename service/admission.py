@@ -26,7 +26,9 @@ _HINTS: Mapping[str, str] = {
     GateReason.ASLEEP: "Wake it with POST /models/{model}/wake.",
     GateReason.CONTENTS_UNDEFINED: "Its weights woke without contents; POST /models/{model}/recover loads them anew.",
     "ending": "Another front end may answer at once.",
-    GateReason.FAILED: "Look at GET /models/{model}; POST /models/{model}/recover replaces its ranks.",
+    # Also of one whose leader has just died, which comes back by itself.
+    GateReason.FAILED: "Look at GET /models/{model}. Where it does not recover by itself, POST /models/{model}/recover "
+    "replaces its ranks.",
     GateReason.RECOVERING: "Its ranks are being replaced; repeat after the time in Retry-After.",
     GateReason.IN_DOUBT: "A rank waits for the coordinator's decision; look at GET /models/{model}.",
 }
