@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coordinator_rig import CONFIG, MIB, SLEEP, WAKE, Rig
 
-from torpor.actors.config import HostPoolConfig
+from torpor.actors.config import ClusterConfig, HostPoolConfig
 from torpor.actors.coordinator.memory import Fault
 from torpor.actors.messages import OperationState, RejectCode, RestoreMode
 
@@ -19,8 +19,8 @@ PREFILLING = replace(
 )
 
 
-def rig_of(folder: Path, host_limit_bytes: int = 1 << 40) -> Rig:
-    rig = Rig(folder / "journal.db", PREFILLING, host_limit_bytes)
+def rig_of(folder: Path, host_limit_bytes: int = 1 << 40, config: ClusterConfig = PREFILLING) -> Rig:
+    rig = Rig(folder / "journal.db", config, host_limit_bytes)
     for ranks in rig.cluster.ranks.values():
         for rank in ranks:
             rank.prefill_bytes = 200 * MIB
@@ -93,9 +93,7 @@ def test_a_rank_that_cannot_keeps_no_other_from_it_and_the_model_serves(tmp_path
 
 def test_what_one_model_keeps_ahead_gives_way_to_the_sleep_of_another_m8(tmp_path: Path) -> None:
     """Of solo's 100 MiB made ahead all goes, before chat's sleep would be refused."""
-    rig = rig_of(tmp_path, 350 * MIB)
-    for rank in rig.chat:
-        rank.prefill_bytes = 0
+    rig = rig_of(tmp_path, 350 * MIB, replace(PREFILLING, models=(CONFIG.models[0], PREFILLING.models[1])))
     kept = {"weights": RestoreMode.PINNED, "kv_cache": RestoreMode.NONE}
 
     async def story() -> None:
@@ -114,10 +112,7 @@ def test_what_one_model_keeps_ahead_gives_way_to_the_sleep_of_another_m8(tmp_pat
 
 
 def test_a_model_that_keeps_nothing_is_not_asked_for_anything(tmp_path: Path) -> None:
-    rig = rig_of(tmp_path, 150 * MIB)
-    rig.solo.prefill_bytes = 0
-    for rank in rig.chat:
-        rank.prefill_bytes = 0
+    rig = rig_of(tmp_path, 150 * MIB, CONFIG)
 
     async def story() -> None:
         await asyncio.sleep(1)
