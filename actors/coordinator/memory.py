@@ -84,9 +84,29 @@ class MemoryGate:
             self.open, self.reason = is_open, reason
 
 
+class Held:
+    """Calls that wait for a word, and not for a time, which a busy machine may stretch or miss."""
+
+    def __init__(self) -> None:
+        self._reached, self._let_go = asyncio.Event(), asyncio.Event()
+
+    async def reached(self, timeout_s: float = 10.0) -> None:
+        """Returns when a call has come. TimeoutError: none did."""
+        await asyncio.wait_for(self._reached.wait(), timeout_s)
+
+    async def pass_by(self) -> None:
+        self._reached.set()
+        await self._let_go.wait()
+
+    def let_go(self) -> None:
+        """For those who wait and all who come."""
+        self._let_go.set()
+
+
 @dataclass(eq=False)
 class MemoryRank:
-    """RankPort. `fault` scripts what goes wrong, `delay_s` how long a method takes; `on_call` sees calls."""
+    """RankPort. `fault` scripts what goes wrong, `delay_s` how long a method takes, `hold` that it waits for a word;
+    `on_call` sees calls."""
 
     model: str
     rank: int
@@ -100,6 +120,7 @@ class MemoryRank:
     epoch: int = 0
     dead: bool = False
     delay_s: dict[str, float] = field(default_factory=dict)
+    held: dict[str, Held] = field(default_factory=dict)  # by method
     on_call: Callable[[str, str, MemoryRank], None] | None = None  # ("before" or "after", method, rank)
     calls: list[str] = field(default_factory=list)
     _faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
@@ -112,6 +133,11 @@ class MemoryRank:
 
     def fault(self, method: str, fault: Fault, times: int = 1) -> None:
         self._faults[method].extend([fault] * times)
+
+    def hold(self, method: str) -> Held:
+        """Calls of this method wait from now on, until they are let go."""
+        self.held[method] = Held()
+        return self.held[method]
 
     def die(self) -> None:
         """The process ends, and the kernel takes its memory."""
@@ -336,6 +362,8 @@ class MemoryRank:
         self._must_live()  # who is dead is not slow
         if self.delay_s.get(method):
             await asyncio.sleep(self.delay_s[method])
+        if method in self.held:
+            await self.held[method].pass_by()
         self._must_live()
         if fault is Fault.RAISE:
             raise RuntimeError(f"rank {self.rank} raises in {method}, as scripted")

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from torpor.actors.config import ModelConfig
-from torpor.actors.coordinator.memory import MemoryCluster, MemoryGate, MemoryRank
+from torpor.actors.coordinator.memory import Held, MemoryCluster, MemoryGate, MemoryRank
 from torpor.actors.coordinator.memory_ledger import MemoryLedger
 from torpor.actors.messages import GateReason, RestoreMode
 from torpor.actors.ports import RankPort
@@ -17,12 +17,14 @@ TAGS = {"weights": 100 << 20, "kv_cache": 50 << 20}  # bytes by tag
 
 
 class MemoryMaker:
-    """Ranks go in and out of the cluster given. delay_s: how long a method takes; errors: what it raises next."""
+    """Ranks go in and out of the cluster given. delay_s: how long a method takes; held: those that
+    wait for a word; errors: what it raises next."""
 
     def __init__(self, cluster: MemoryCluster, tags: Mapping[str, int] | None = None) -> None:
         self.cluster = cluster
         self.calls: list[str] = []
         self.delay_s: dict[str, float] = {}
+        self.held: dict[str, Held] = {}
         self.errors: dict[str, list[Exception]] = defaultdict(list)
         self._tags = dict(tags or TAGS)
         self._parked: dict[str, Mapping[str, RestoreMode]] = {}
@@ -71,5 +73,7 @@ class MemoryMaker:
     async def _do(self, method: str) -> None:
         self.calls.append(method)
         await asyncio.sleep(self.delay_s.get(method, 0.0))
+        if method in self.held:
+            await self.held[method].pass_by()
         if self.errors[method]:
             raise self.errors[method].pop(0)

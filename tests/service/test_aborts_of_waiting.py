@@ -122,10 +122,11 @@ async def test_waiting_for_an_idle_model_begins_no_wake_for_who_was_aborted(tmp_
     async with make_rig(tmp_path, {"chat": 1}) as rig:
         by_idleness = OperationRequest(Kind.SLEEP, "chat", origin=Origin.IDLENESS)
         await rig.coordinator.wait((await rig.coordinator.submit(by_idleness)).id)
-        rig.rank().delay_s["stage"] = 0.3
+        stage = rig.rank().hold("stage")
         asked = ask(rig.http, rid="mine")
         await waiting(rig, 1)
         assert (await rig.http.post("/abort_request", json={"rid": "mine"})).json() == {"aborted_requests": 1}
         assert ends(await asyncio.wait_for(asked, 2)) == [("", "abort")]
+        stage.let_go()
         assert ends(await ask(rig.http)) == [("Paris.", "stop")]
         assert len([one for one in await rig.coordinator.operations("chat") if one.kind is Kind.WAKE]) == 1

@@ -78,8 +78,11 @@ async def test_many_requests_to_a_model_that_sleeps_by_idleness_make_one_wake_an
     rig: Rig,
 ) -> None:
     await do(rig, BY_IDLENESS)
-    rig.rank().delay_s["stage"] = 0.3
-    answers = await asyncio.gather(*await ask_in_order(rig, 20))
+    stage = rig.rank().hold("stage")
+    tasks = await ask_in_order(rig, 20)
+    await waiting(rig, 20)
+    stage.let_go()
+    answers = await asyncio.gather(*tasks)
     assert [answer.status_code for answer in answers] == [200] * 20
     (wake,) = await wakes(rig)
     assert wake.origin is Origin.REQUEST
@@ -93,11 +96,15 @@ async def test_many_requests_to_a_model_that_sleeps_by_idleness_make_one_wake_an
 async def test_several_front_ends_share_one_wake(rig: Rig) -> None:
     config = config_of({"chat": 1}, Path("unused"))
     await do(rig, BY_IDLENESS)
-    rig.rank().delay_s["stage"] = 0.3
+    stage = rig.rank().hold("stage")
     other = app_over(rig.coordinator, rig.inference, config, rig.log)
     async with client_of(other) as http:
-        rigs = [rig, replace(rig, http=http)]
-        answers = await asyncio.gather(*(ask(rigs[number % 2]) for number in range(10)))
+        rigs = [rig, replace(rig, http=http, app=other)]
+        tasks = [ask(rigs[number % 2]) for number in range(10)]
+        for one in rigs:
+            await waiting(one, 5)
+        stage.let_go()
+        answers = await asyncio.gather(*tasks)
     assert [answer.status_code for answer in answers] == [200] * 10
     assert len(await wakes(rig)) == 1
 
@@ -132,10 +139,13 @@ async def test_a_request_during_the_drain_of_a_sleep_on_purpose_is_refused_at_on
 async def test_a_request_during_an_explicit_wake_waits_for_it(rig: Rig) -> None:
     """The hold is being ended."""
     await rig.http.post("/sleep")
-    rig.rank().delay_s["stage"] = 0.3
+    stage = rig.rank().hold("stage")
     waking = asyncio.create_task(rig.http.post("/wake"))
-    await asyncio.sleep(0.15)
-    assert (await ask(rig)).status_code == 200
+    await stage.reached()
+    task = ask(rig)
+    await waiting(rig, 1)
+    stage.let_go()
+    assert (await task).status_code == 200
     assert (await waking).status_code == 200
     assert len(await wakes(rig)) == 1
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from service_rig import Rig, make_rig
 
+from torpor.actors.coordinator.memory import Held
 from torpor.service import AsyncClient, NotFound, Rejected
 
 
@@ -113,11 +114,12 @@ async def test_sleep_and_wake_wait_out_a_recovery_when_asked_to(rig: Rig) -> Non
     """C1."""
     await fail(rig)
     assert rig.coordinator._lives is not None
-    rig.coordinator._lives._maker.delay_s["load"] = 0.5  # type: ignore[attr-defined]
+    loading = rig.coordinator._lives._maker.held["load"] = Held()  # type: ignore[attr-defined]
     recovery = asyncio.create_task(rig.http.post("/models/chat/recover"))
-    await asyncio.sleep(0.1)
+    await loading.reached()
     refused = await rig.http.post("/models/chat/sleep", json={})
     assert (refused.status_code, refused.json()["code"]) == (409, "wrong_state")
+    asyncio.get_running_loop().call_later(0.1, loading.let_go)
     waited = await rig.http.post("/models/chat/sleep", json={"on_conflict": "wait"})
     assert waited.status_code == 200, waited.text
     assert (await recovery).json()["state"] == "succeeded"

@@ -90,8 +90,9 @@ async def test_a_fan_out_with_one_unknown_name_begins_nothing(wide_rig: Rig) -> 
 
 
 async def test_respond_async_answers_at_once_with_where_to_look(rig: Rig) -> None:
-    rig.rank().delay_s["stage"] = 0.2
+    stage = rig.rank().hold("stage")
     answer = await rig.http.post("/sleep", json={}, headers={"Prefer": "respond-async"})
+    stage.let_go()
     assert answer.status_code == 202
     assert answer.json()["state"] == "running"
     where = answer.headers["Location"]
@@ -112,13 +113,14 @@ async def test_a_dry_run_plans_and_changes_nothing(rig: Rig) -> None:
 
 async def test_a_second_operation_is_refused_or_waits_as_asked(rig: Rig) -> None:
     """C4: native default reject, an empty body waits, on_conflict decides."""
-    rig.rank().delay_s["stage"] = 0.3
+    stage = rig.rank().hold("stage")
     first = asyncio.create_task(rig.http.post("/sleep", json={}))
-    await asyncio.sleep(0.1)
+    await stage.reached()
     refused = await rig.http.post("/wake", json={})
     assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
     running = (await rig.http.get("/models/chat")).json()["operation"]
     assert running in refused.json()["detail"]
+    asyncio.get_running_loop().call_later(0.1, stage.let_go)
     waited = await rig.http.post("/wake")
     assert waited.status_code == 200, waited.text
     assert (await first).status_code == 200
@@ -183,12 +185,13 @@ async def test_a_key_that_comes_again_with_its_generation_gets_what_was_done(rig
 
 async def test_a_caller_that_goes_away_changes_nothing_about_its_operation(rig: Rig) -> None:
     """C7."""
-    rig.rank().delay_s["stage"] = 0.3
+    stage = rig.rank().hold("stage")
     caller = asyncio.create_task(rig.http.post("/sleep", json={}))
-    await asyncio.sleep(0.1)
+    await stage.reached()
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
+    stage.let_go()
     (record,) = (await rig.http.get("/operations")).json()["operations"]
     assert (await rig.coordinator.wait(record["id"], 5)).state == "succeeded"
     assert (await rig.http.get("/models/chat")).json()["state"] == "asleep"
@@ -242,9 +245,10 @@ async def test_the_memory_status_lists_parked_tags(rig: Rig) -> None:
 
 
 async def test_the_memory_calls_wait_for_a_running_operation(rig: Rig) -> None:
-    rig.rank().delay_s["stage"] = 0.2
+    stage = rig.rank().hold("stage")
     first = asyncio.create_task(rig.http.post("/release_memory"))
-    await asyncio.sleep(0.05)
+    await stage.reached()
+    asyncio.get_running_loop().call_later(0.1, stage.let_go)
     second: httpx.Response = await rig.http.post("/resume_memory")
     assert second.status_code == 200, second.text
     assert (await first).json()["finished_at"] <= second.json()["finished_at"]

@@ -9,8 +9,6 @@ import pytest
 from client_calls import BOTH, CLIENTS, Step
 from service_rig import Rig
 
-STAGE_S = 0.06
-CUT_S = 0.03  # within the stage
 MODES = ("plain", "repeated", "cut")
 
 
@@ -68,12 +66,14 @@ async def test_a_call_that_was_cut_between_its_two_operations_does_both(rig: Rig
 
 async def cut_off(rig: Rig, step: Step) -> None:
     """The caller goes away while the ranks work at it."""
-    rig.rank().delay_s["stage"] = STAGE_S
+    stage = rig.rank().hold("stage")
     call = asyncio.create_task(send(rig, step))
-    await asyncio.sleep(CUT_S)
-    call.cancel()
-    await asyncio.gather(call, return_exceptions=True)
-    rig.rank().delay_s.clear()
+    reached = asyncio.create_task(stage.reached())
+    await asyncio.wait({call, reached}, return_when=asyncio.FIRST_COMPLETED)  # not every call moves memory
+    for task in (call, reached):
+        task.cancel()
+    await asyncio.gather(call, reached, return_exceptions=True)
+    asyncio.get_running_loop().call_later(0.03, stage.let_go)
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,11 @@ async def test_a_client_that_gives_up_twice_and_asks_a_third_time_has_asked_for_
     rig: Rig, path: str, body: dict[str, object] | None
 ) -> None:
     """F10: a time-out shorter than the sleep, and three attempts."""
-    rig.rank().delay_s["stage"] = 0.2
+    stage = rig.rank().hold("stage")
     for _ in range(2):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(rig.http.post(path, json=body), 0.05)
+    asyncio.get_running_loop().call_later(0.1, stage.let_go)
     assert (await rig.http.post(path, json=body)).status_code == 200
     (only,) = (await rig.http.get("/operations")).json()["operations"]
     assert (only["state"], rig.rank().calls.count("commit")) == ("succeeded", 1)

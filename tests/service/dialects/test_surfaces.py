@@ -224,9 +224,10 @@ async def test_a_flush_is_done_only_when_nothing_runs_and_harms_nobody(rig: Rig)
 
 async def test_a_drop_in_call_waits_for_what_runs_already(rig: Rig) -> None:
     """C4."""
-    rig.rank().delay_s["stage"] = 0.1
+    stage = rig.rank().hold("stage")
     first = asyncio.create_task(rig.http.post("/sleep", json={"tags": ["weights"]}))
-    await asyncio.sleep(0.03)
+    await stage.reached()
+    asyncio.get_running_loop().call_later(0.1, stage.let_go)
     assert (await rig.http.post("/wake_up")).status_code == 200
     assert (await first).status_code == 200
     assert (await rig.http.get("/is_sleeping")).json() == {"is_sleeping": False}
