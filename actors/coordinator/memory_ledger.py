@@ -189,7 +189,7 @@ class MemoryLedger:
             if not self.device.take(self.owner, size):
                 return self.refuse(self._no_room(size))
         self.phase, self.operation, self.kind = LedgerPhase.STAGED, call.operation, plan.kind
-        return replace(_BLANK, digest=plan.digest, kept_bytes=sum(self.kept.values()))
+        return replace(_BLANK, digest=plan.digest, kept_bytes=sum(self.kept.get(tag, 0) for tag in plan.tags))
 
     def commit(self, call: PhaseCall) -> PhaseReply:
         if self.operation == call.operation and self.phase in (LedgerPhase.COMMITTED, LedgerPhase.IDLE):

@@ -120,6 +120,14 @@ class Reconciler:
         return Result(step)
 
 
+def _what_to_do(step: Step) -> str:
+    """With a model that has failed, as this file has it."""
+    again = f"`torpor recover {step.model.name}` makes its ranks anew"
+    if step.action is Action.KEEP:
+        return f"; its entry has not changed: {again} once the cause is mended, or change the entry and apply again"
+    return f"; change its entry and apply again, or, if the cause lies elsewhere, {again}"
+
+
 def _loaded(result: Result, views: dict[str, ModelView], waited_s: float) -> Result:
     view = views.get(result.step.model.name)
     wanted = result.step.action not in (Action.PRUNE, Action.LEAVE)
@@ -129,8 +137,7 @@ def _loaded(result: Result, views: dict[str, ModelView], waited_s: float) -> Res
         return replace(result, outcome=Outcome.FAILED, reason="somebody has deleted it; apply again")
     if view.state is ModelState.FAILED:
         reason = view.error or "no reason given"
-        if result.step.action is Action.KEEP:
-            reason += "; its file has not changed: `torpor recover` makes its ranks anew"
+        reason += _what_to_do(result.step)
         return replace(result, outcome=Outcome.FAILED, reason=reason)
     if view.state in _COMING:
         reason = f"still {view.state} after {waited_s:g} s; it goes on, look at `torpor status`"

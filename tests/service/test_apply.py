@@ -139,8 +139,10 @@ def test_a_model_that_does_not_load_fails_the_apply_with_its_reason_and_the_othe
     assert apply(CHAT, DRAFT) == FAILED
     assert "draft: failed: " in (err := capsys.readouterr().err)
     assert "no tensor 'lm_head'" in err
+    assert "change its entry and apply again" in err
     assert apply(CHAT, DRAFT) == FAILED, "a failed model is not as the file says"
-    assert "`torpor recover`" in capsys.readouterr().err
+    assert "`torpor recover draft` makes its ranks anew" in capsys.readouterr().err
+    assert apply(CHAT, DRAFT.replace("m}", "n}")) == DONE
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from coordinator_rig import KV_BYTES, RANK_BYTES, SLEEP, WAKE, WEIGHTS_BYTES, Rig, asking
 
@@ -43,6 +44,15 @@ def test_a_sleep_frees_every_rank_and_a_wake_brings_it_back(rig: Rig) -> None:
             False,
         )
         rig.assert_untouched(before)
+
+    rig.run(story)
+
+
+def test_a_second_sleep_tells_what_it_has_saved_and_not_what_was_kept_before(rig: Rig) -> None:
+    async def story() -> None:
+        await rig.do(replace(SLEEP, tags=("weights",)))
+        rest = await rig.do(replace(SLEEP, tags=("kv_cache",), restore={"kv_cache": RestoreMode.NONE}))
+        assert [rank.kept_bytes for rank in rest.ranks] == [0] * 3
 
     rig.run(story)
 
