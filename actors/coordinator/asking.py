@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import replace
 
 from torpor.actors.coordinator.runtime import ModelRuntime
@@ -13,8 +14,10 @@ TRIM_S = 30.0  # it waits for a stage that runs
 STATUS_S = 2.0  # how long a listing waits for a rank
 
 
-async def trim_ranks(runtime: ModelRuntime, target_bytes: int) -> list[Trimmed]:
-    """Of all ranks at once; afterwards it is known what they still keep."""
+async def trim_ranks(
+    runtime: ModelRuntime, target_bytes: int, ranks: Collection[int] | None = None
+) -> list[Trimmed]:
+    """Of these ranks at once, or of all; afterwards it is known what they still keep."""
 
     async def trim(port: RankPort) -> Trimmed:
         try:
@@ -27,7 +30,8 @@ async def trim_ranks(runtime: ModelRuntime, target_bytes: int) -> list[Trimmed]:
         await ask_status(runtime, port)
         return Trimmed(port.rank, freed_bytes)
 
-    return list(await asyncio.gather(*(trim(port) for port in runtime.ports)))
+    asked = [port for port in runtime.ports if ranks is None or port.rank in ranks]
+    return list(await asyncio.gather(*map(trim, asked)))
 
 
 async def ask_status(runtime: ModelRuntime, port: RankPort) -> RankStatus:

@@ -13,6 +13,7 @@ from torpor.actors.coordinator.asking import trim_ranks
 from torpor.actors.coordinator.budget import Place
 from torpor.actors.coordinator.claims import Claims
 from torpor.actors.coordinator.runtime import ModelRuntime
+from torpor.actors.messages import RankStatus
 
 log = logging.getLogger(__name__)
 Lacking = Mapping[Place, int]  # bytes by place
@@ -26,6 +27,7 @@ class Spare:
     async def give_back(self, wanting: ModelRuntime, lacking: Callable[[], Lacking]) -> None:
         """By one model after the other, those with most idle memory first, until no host memory is lacking.
 
+        Only by their ranks on nodes where it lacks.
         Its own is not asked for: a sleep reuses it. A model with an operation of its own is left alone.
         """
         asked = {wanting}
@@ -33,13 +35,13 @@ class Spare:
             others = [one for one in self._models.values() if one not in asked and _could(one, nodes)]
             if not others:
                 return
-            chosen = max(others, key=lambda one: sum(s.host_idle_bytes for s in one.statuses.values()))
+            chosen = max(others, key=lambda one: sum(s.host_idle_bytes for s in _on(one, nodes)))
             asked.add(chosen)
-            await self._trim(chosen)
+            await self._trim(chosen, nodes)
 
-    async def _trim(self, runtime: ModelRuntime) -> None:
+    async def _trim(self, runtime: ModelRuntime, nodes: set[str]) -> None:
         before = self._claims.kept_bytes()
-        answers = await trim_ranks(runtime, 0)
+        answers = await trim_ranks(runtime, 0, {status.rank for status in _on(runtime, nodes)})
         after = self._claims.kept_bytes()
         for place, kept in before.items():
             if not place.disk:
@@ -54,10 +56,11 @@ class Spare:
 def _could(runtime: ModelRuntime, nodes: set[str]) -> bool:
     """Whether it may keep something on these nodes that it could do without."""
     return runtime.running is None and any(
-        status.node in nodes
-        and (
-            status.host_idle_bytes
-            or any(row.get("host_bytes") and not row.get("parked") for row in status.memory)
-        )
-        for status in runtime.statuses.values()
+        status.host_idle_bytes
+        or any(row.get("host_bytes") and not row.get("parked") for row in status.memory)
+        for status in _on(runtime, nodes)
     )
+
+
+def _on(runtime: ModelRuntime, nodes: set[str]) -> list[RankStatus]:
+    return [status for status in runtime.statuses.values() if status.node in nodes]

@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator_rig import CONFIG, MIB, SLEEP, WAKE, Rig
+from coordinator_rig import CONFIG, MIB, RANK_BYTES, SLEEP, WAKE, Rig
 
-from torpor.actors.config import ClusterConfig, HostPoolConfig
+from torpor.actors.config import ClusterConfig, HostPoolConfig, ModelConfig
 from torpor.actors.coordinator.memory import Fault
 from torpor.actors.messages import OperationState, RejectCode, RestoreMode
 
@@ -107,6 +107,31 @@ def test_what_one_model_keeps_ahead_gives_way_to_the_sleep_of_another_m8(tmp_pat
         assert rig.solo.spare_host_bytes == 0 and rig.coordinator.reserved_bytes() == 0
         too_much = await rig.do(replace(SLEEP, model="solo", restore=kept))
         assert too_much.code is RejectCode.HOST_MEMORY, "what sleeps is kept"
+
+    rig.run(story)
+
+
+def test_who_keeps_most_on_other_nodes_is_not_asked_for_it_m8(tmp_path: Path) -> None:
+    models = (
+        CONFIG.models[0],
+        PREFILLING.models[1],
+        ModelConfig("wide", tensor_parallel=2, prefill_backup=True),
+    )
+    device = replace(CONFIG.device, host_capacity_bytes=3 * RANK_BYTES)
+    config = replace(PREFILLING, models=models, device=device, host_pool=HostPoolConfig(600 * MIB))
+    rig = rig_of(tmp_path, 450 * MIB, config)
+    near, far = rig.cluster.ranks["wide"]
+    far.node = "node-1"
+
+    async def story() -> None:
+        await asyncio.sleep(1)
+        assert (rig.solo.spare_host_bytes, near.spare_host_bytes) == (100 * MIB, 100 * MIB)
+        kept_far = far.spare_host_bytes
+        assert kept_far > 0
+        kept = {"weights": RestoreMode.PINNED, "kv_cache": RestoreMode.NONE}
+        assert (await rig.do(replace(SLEEP, restore=kept))).state is OperationState.SUCCEEDED
+        assert sorted((rig.solo.spare_host_bytes, near.spare_host_bytes)) == [0, 100 * MIB]
+        assert far.spare_host_bytes == kept_far
 
     rig.run(story)
 

@@ -29,7 +29,7 @@ from torpor.actors.messages import (
 from torpor.actors.ports import Inference
 
 CACHE = KvCacheConfig(tokens_per_block=8, gpu_bytes=4 * MIB, host_bytes=4 * MIB)
-TOKENS, COUNT = 120, 4
+TOKENS, COUNT = 64, 4
 
 
 class Reading:
