@@ -21,6 +21,8 @@ from torpor.service.gate.policy import Answer, WhenClosed, answer, refused
 LOOK_S = 2.0  # the longest single look: a coordinator that has died is noticed
 RETRY_S = 0.5  # while there is no coordinator, or no memory yet
 LONGEST_RETRY_S = 4.0
+SHORTEST_RETRY_S = 0.05
+TRIES = 4  # at least so many in the time of each request: pauses have grown before a late one comes
 ENDING = "this front end is ending"
 FAILED_PATIENCE_S = 5.0  # for a failed model to begin to recover
 
@@ -61,7 +63,8 @@ class Keeper:
         """From one look at a closed gate to its opening, or to a refusal."""
         seen: ModelView | None = None
         failed_since_s: float | None = None
-        retry_s = RETRY_S
+        longest_s = min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, door.config.queue_timeout_s / TRIES))
+        retry_s = min(RETRY_S, longest_s)
         loop = asyncio.get_running_loop()
         while door.occupied:
             try:
@@ -87,7 +90,7 @@ class Keeper:
                 seen = None
                 if not await self._wake(door):
                     await asyncio.sleep(retry_s)
-                    retry_s = min(2 * retry_s, LONGEST_RETRY_S)
+                    retry_s = min(2 * retry_s, longest_s)
 
     async def _wake(self, door: Door) -> bool:
         """False: to be tried again later. What cannot be waited out is told to everybody."""

@@ -198,14 +198,30 @@ async def test_a_wake_that_finds_no_room_yet_is_tried_until_the_requests_time_is
         device = rig.cluster.devices[0]
         taken = device.free_bytes
         device.take("another process", taken)
-        late, in_time = ask(rig), None
-        answer = await late
+        answer = await ask(rig)
         assert (answer.status_code, answer.json()["code"]) == (503, "queue_timeout")
         assert "no room for its wake: needed" in answer.json()["detail"]
         in_time = ask(rig)
         await asyncio.sleep(0.2)
         device.give("another process", taken)
         assert (await in_time).status_code == 200
+
+
+async def test_pauses_that_have_grown_leave_each_request_tries_in_its_own_time(
+    rig_with: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torpor.service.gate.keeper.RETRY_S", 100.0)
+    monkeypatch.setattr("torpor.service.gate.keeper.LONGEST_RETRY_S", 100.0)
+    async with rig_with(replace(GATE, make_room="idle", queue_timeout_s=4.0)) as rig:
+        await do(rig, BY_IDLENESS)
+        device = rig.cluster.devices[0]
+        taken = device.free_bytes
+        device.take("another process", taken)
+        task = ask(rig)
+        while not [one for one in await wakes(rig) if one.state == "rejected"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        device.give("another process", taken)
+        assert (await task).status_code == 200
 
 
 # --- queue ---
