@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +66,34 @@ async def test_a_body_without_a_length_is_counted_as_it_comes(tmp_path: Path) ->
     async with rig_within(tmp_path, body_bytes=4096) as rig:
         answer = await asyncio.wait_for(rig.http.post("/sleep", content=endless()), 5)
     assert (answer.status_code, taken) == (413, 5120)
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/v1/completions", "/wake_up"])
+async def test_a_client_that_leaves_amid_its_body_is_no_fault_of_ours(tmp_path: Path, path: str) -> None:
+    parts = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        return parts.pop(0) if len(parts) > 1 else parts[0]
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+    }
+    scope |= {"path": path, "raw_path": path.encode(), "query_string": b"", "root_path": ""}
+    headers = [(b"content-type", b"application/json"), (b"transfer-encoding", b"chunked")]
+    scope |= {"headers": headers, "client": ("127.0.0.1", 9), "server": ("127.0.0.1", 8700)}
+    async with rig_within(tmp_path) as rig:
+        await rig.app(scope, receive, send)
+        assert sent[0]["status"] == 400
+        assert "unexpected error" not in rig.log.getvalue()
+        assert rig.rank().gate.open
 
 
 async def test_a_body_that_does_not_come_gives_its_place_back(tmp_path: Path) -> None:
