@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.acceptance import changed_since, in_force
@@ -269,8 +270,11 @@ class Execution:
     async def reserve(self, runtime: ModelRuntime, run: Run, machine: Machine) -> Refusal | None:
         """Nobody has noticed the operation yet, and it holds nothing: others may go to sleep for it here."""
         refusal = self.claims.reserve(runtime, run, machine)
-        if refusal is not None and refusal.code is RejectCode.HOST_MEMORY and not run.request.dry_run:
-            await self._spare.give_back(runtime, lambda: self.claims.lacking_bytes(runtime, run, machine))
+        if refusal is not None and refusal.code is RejectCode.HOST_MEMORY:
+            lacking = partial(self.claims.lacking_bytes, runtime, run, machine)
+            if run.request.dry_run:  # takes nothing from anybody, and says what the operation would find
+                return None if self._spare.covers(runtime, lacking()) else refusal
+            await self._spare.give_back(runtime, lacking)
             refusal = self.claims.reserve(runtime, run, machine)
         if refusal is None or not await self._make_room(runtime, run, machine, refusal):
             return refusal

@@ -7,6 +7,7 @@ keeps is not touched.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from torpor.actors.coordinator.asking import trim_ranks
@@ -39,6 +40,19 @@ class Spare:
             asked.add(chosen)
             await self._trim(chosen, nodes)
 
+    def covers(self, wanting: ModelRuntime, lacking: Lacking) -> bool:
+        """Whether giving it all back would make room for all that is lacking, as far as ranks have told.
+
+        An awake cache's host memory may be its cold pages, which nobody drops: it is not counted on.
+        """
+        there: Counter[Place] = Counter()
+        nodes = {place.node for place in lacking}
+        for one in self._models.values():
+            if one is not wanting and _could(one, nodes):
+                for status in _on(one, nodes):
+                    there[Place(status.node)] += status.host_idle_bytes + _host_bytes(status, "weights")
+        return all(size <= there[place] for place, size in lacking.items())
+
     async def _trim(self, runtime: ModelRuntime, nodes: set[str]) -> None:
         before = self._claims.kept_bytes()
         answers = await trim_ranks(runtime, 0, {status.rank for status in _on(runtime, nodes)})
@@ -56,10 +70,14 @@ class Spare:
 def _could(runtime: ModelRuntime, nodes: set[str]) -> bool:
     """Whether it may keep something on these nodes that it could do without."""
     return runtime.running is None and any(
-        status.host_idle_bytes
-        or any(row.get("host_bytes") and not row.get("parked") for row in status.memory)
-        for status in _on(runtime, nodes)
+        status.host_idle_bytes or _host_bytes(status) for status in _on(runtime, nodes)
     )
+
+
+def _host_bytes(status: RankStatus, tag: str | None = None) -> int:
+    """Beside what is awake; of one tag, or of all."""
+    rows = (row for row in status.memory if not row.get("parked") and tag in (None, row["tag"]))
+    return sum(int(str(row.get("host_bytes", 0))) for row in rows)
 
 
 def _on(runtime: ModelRuntime, nodes: set[str]) -> list[RankStatus]:

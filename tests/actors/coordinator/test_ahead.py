@@ -100,13 +100,17 @@ def test_what_one_model_keeps_ahead_gives_way_to_the_sleep_of_another_m8(tmp_pat
         await asyncio.sleep(1)
         assert rig.solo.spare_host_bytes == 100 * MIB
         wanted = replace(SLEEP, restore=kept)
-        assert (await rig.do(replace(wanted, dry_run=True))).state is OperationState.REJECTED
+        plan = await rig.do(replace(wanted, dry_run=True))
+        assert plan.state is OperationState.SUCCEEDED, plan.reason
         assert rig.solo.spare_host_bytes == 100 * MIB, "a dry run takes nothing from anybody"
+        assert rig.coordinator.reserved_bytes() == 0
         slept = await rig.do(wanted)
         assert slept.state is OperationState.SUCCEEDED, slept.reason
         assert rig.solo.spare_host_bytes == 0 and rig.coordinator.reserved_bytes() == 0
         too_much = await rig.do(replace(SLEEP, model="solo", restore=kept))
         assert too_much.code is RejectCode.HOST_MEMORY, "what sleeps is kept"
+        too_much = await rig.do(replace(SLEEP, model="solo", restore=kept, dry_run=True))
+        assert too_much.code is RejectCode.HOST_MEMORY
 
     rig.run(story)
 
