@@ -59,6 +59,7 @@ def rank_json(status: RankStatus) -> dict[str, Any]:
         "parked_tags": list(status.parked_tags),
         "undefined_tags": list(status.undefined_tags),
         "memory": memory_by_tag(status),
+        "host_idle_bytes": status.host_idle_bytes,
         "regions": [dict(row) for row in status.memory],
         "live_sequences": status.live_sequences,
         "frozen_requests": status.frozen_requests,

@@ -24,13 +24,25 @@ def models(records: Sequence[Record]) -> RenderableType:
         parked = ", ".join(one["parked_tags"]) or "-"
         counts = str(one["generation"]), str(one["tensor_parallel"])
         summary.add_row(one["name"], one["state"], gate, parked, *counts)
+    errors = [Text(f"{one['name']}: {one['error']}") for one in records if one["error"]]
     holds = [Text(line) for one in records for line in _holds(one)]
-    return Group(summary, *holds, *(_ranks(one) for one in records if one["ranks"]))
+    return Group(summary, *errors, *holds, *(_ranks(one) for one in records if one["ranks"]))
 
 
 def _ranks(model: Record) -> RenderableType:
     told = list(dict.fromkeys(filter(None, (_engine(rank["engine"]) for rank in model["ranks"]))))
-    return Group(_memory(model), *(Text(f"Engine: {each}") for each in told))
+    ranks = [Text(_rank(rank)) for rank in model["ranks"]]
+    return Group(_memory(model), *ranks, *(Text(f"Engine: {each}") for each in told))
+
+
+def _rank(rank: Record) -> str:
+    """Names of GPUs are too long for a column."""
+    device, idle = rank["device"], rank.get("host_idle_bytes", 0)  # servers of before do not tell
+    free = f"{show_bytes(device['free_bytes'])} of {show_bytes(device['total_bytes'])} free"
+    parts = [f"Rank {rank['rank']} on {device['id']}: {free}" if device["id"] else f"Rank {rank['rank']}"]
+    parts += [f"{show_bytes(idle)} of host memory kept idle"] if idle else []
+    parts += [rank["error"]] if rank["error"] else []
+    return "; ".join(parts)
 
 
 def _engine(choices: Record) -> str:
@@ -56,16 +68,13 @@ def _holds(model: Record) -> list[str]:
 
 
 def _memory(model: Record) -> Table:
-    table = _table(
-        *("rank", "device", "tag", "on device", "on host", "on disk", "device free"),
-        title=f"Memory of {model['name']}",
-    )
+    table = _table("rank", "tag", "on device", "on host", "on disk", title=f"Memory of {model['name']}")
     for rank in model["ranks"]:
-        device = rank["device"]
-        free = f"{show_bytes(device['free_bytes'])} of {show_bytes(device['total_bytes'])}"
+        name = str(rank["rank"])
         for row in rank["memory"] or [{"tag": "-", "device_bytes": 0, "host_bytes": 0, "disk_bytes": 0}]:
             sizes = [show_bytes(row[f"{where}_bytes"]) for where in ("device", "host", "disk")]
-            table.add_row(str(rank["rank"]), escape(device["id"]), row["tag"], *sizes, free)
+            table.add_row(name, row["tag"], *sizes)
+            name = ""
     return table
 
 

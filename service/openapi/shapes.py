@@ -73,7 +73,8 @@ def _as_on_the_wire(model: Schema) -> None:
 def _rank() -> Schema:
     """As wire.rank_json makes it."""
     texts = {name: {"type": "string"} for name in ("node", "incarnation", "manager", "ledger_phase", "error")}
-    numbers = dict.fromkeys(("rank", "pid", "live_sequences", "frozen_requests", "prefix_tokens"), _BYTES)
+    names = ("rank", "pid", "live_sequences", "frozen_requests", "prefix_tokens", "host_idle_bytes")
+    numbers = dict.fromkeys(names, _BYTES)
     device = {
         "kind": {"type": "string"},
         "id": {"type": "string"},
