@@ -35,10 +35,13 @@ LOADING_S = 0.3
 class LateControl:
     """A Control whose coordinator begins to live with the first call, in the server's own event loop."""
 
-    def __init__(self, config: ClusterConfig, cluster: MemoryCluster, fails: bool) -> None:
+    def __init__(
+        self, config: ClusterConfig, cluster: MemoryCluster, fails: bool, waits_for: Path | None
+    ) -> None:
         self._config = config
         self._cluster = cluster
         self._fails = fails
+        self._waits_for = waits_for  # loading ends when this file is there
         self._making: asyncio.Task[Coordinator] | None = None
         self._loading: asyncio.Task[None] | None = None
 
@@ -59,6 +62,8 @@ class LateControl:
 
     async def _load(self, coordinator: Coordinator) -> None:
         await asyncio.sleep(LOADING_S)
+        while self._waits_for is not None and not self._waits_for.exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
         for model in self._config.models:
             if self._fails:
                 await coordinator.fail(model.name, "the checkpoint has no tensor 'lm_head'")
@@ -74,7 +79,8 @@ class LateCluster:
         if "--refuses" in flags:
             for ranks in self._cluster.ranks.values():
                 ranks[0].fault("preflight", Fault.REFUSE, times=100)
-        self.control = LateControl(config, self._cluster, "--loading-fails" in flags)
+        waits_for = self._folder / "load" if "--loads-on-word" in flags else None
+        self.control = LateControl(config, self._cluster, "--loading-fails" in flags, waits_for)
         self.inference = MemoryInference(
             tuple(model.name for model in config.models),
             gate=lambda model: gate_of(self._cluster, model),

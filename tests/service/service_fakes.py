@@ -32,6 +32,7 @@ class MemoryInference:
     seen: list[GenerateRequest] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)  # requests whose stream was closed before its end
     running: set[str] = field(default_factory=set)
+    speaking: set[str] = field(default_factory=set)  # requests that have been told a word
     aborted: set[str] = field(default_factory=set)
     ended: bool = False  # as a front end whose connection to its leaders is closed
     why: str = ""
@@ -94,6 +95,7 @@ class MemoryInference:
             text = self.words[count % len(self.words)]
             told = () if request.sampling.logprobs is None else tuple(self.logprobs[count : count + 1])
             yield TokenEvent(request.id, text=text, token_ids=(100 + count,), logprobs=told)
+            self.speaking.add(request.id)
             count += 1
         yield TokenEvent(
             request.id,

@@ -32,14 +32,14 @@ def shutdown(**times: Any) -> dict[str, str]:
 
 def test_with_notice_it_is_not_ready_and_serves_on_then_ends_with_0(tmp_path: Path) -> None:
     """Whoever sends requests has time to hear of it: none is refused for a closed socket."""
-    with running(tmp_path, environment=shutdown(notice_s=3)) as service:
+    with running(tmp_path, environment=shutdown(notice_s=5)) as service:
         with httpx.stream("GET", f"{service.url}/events", timeout=10) as events:
             forged = {"X-Forwarded-For": "203.0.113.6"}
             assert httpx.post(f"{service.url}/sleep", headers=forged).status_code == 200
             began = time.monotonic()
             service.process.send_signal(signal.SIGTERM)
             told = "".join(events.iter_text())
-            assert time.monotonic() - began < 2.5
+            assert time.monotonic() - began < 4.5, "told at once, not at the end of the notice"
         assert told.endswith('"This front end ends; go on at another with Last-Event-ID."}\n\n')
         assert told.count("event: ending\n") == 1
         ready = httpx.get(f"{service.url}/readyz")
@@ -49,7 +49,7 @@ def test_with_notice_it_is_not_ready_and_serves_on_then_ends_with_0(tmp_path: Pa
         assert httpx.post(f"{service.url}/v1/completions", json=ASK).status_code == 200
         _, err = service.process.communicate(timeout=30)
     assert service.process.returncode == 0, err
-    assert 2.9 < time.monotonic() - began < 15
+    assert 4.9 < time.monotonic() - began < 20
     assert "Traceback" not in err
     # Each answer was given with its operation on the disk: nothing is left to be flushed.
     with closing(sqlite3.connect(tmp_path / "journal.db")) as db:

@@ -60,15 +60,17 @@ def test_a_signal_while_the_cluster_starts_ends_it_whole_once_it_can_be_ended(
 
 
 def test_it_is_alive_but_not_ready_while_models_load(tmp_path: Path) -> None:
-    service = ServiceProcess(tmp_path)
+    service = ServiceProcess(tmp_path, "--loads-on-word")
     seen = set()
     try:
-        for _ in range(600):
+        for _ in range(1500):
             try:
                 alive = httpx.get(f"{service.url}/livez").status_code
                 seen.add((alive, httpx.get(f"{service.url}/readyz").status_code))
             except httpx.TransportError:
                 pass
+            if (200, 503) in seen:
+                (tmp_path / "load").touch()
             if (200, 200) in seen:
                 break
             time.sleep(0.02)

@@ -97,7 +97,7 @@ async def test_an_abort_stops_a_reload_between_two_pieces(bench: Bench) -> None:
     assert [one.code for one in (await staging).refusals] == [RejectCode.CANCELLED]
     await assert_asleep(bench)
     assert (await bench.preflight(reload(), "late")).ok
-    late = await bench.stage("late", timeout_s=0.1)
+    late = await bench.stage("late", timeout_s=1.0)
     assert [one.code for one in late.refusals] == [RejectCode.STAGE_TIMEOUT]
     assert (await bench.abort("late")).ok
     await assert_asleep(bench)

@@ -304,8 +304,9 @@ async def test_requests_are_aborted_by_the_id_of_their_answer_or_all_and_keep_wh
         return asyncio.create_task(http.post("/v1/completions", json=body))
 
     mine, others = ask(rid="mine", n=2), [ask(), ask(rid="mine-too")]
-    await asyncio.sleep(0.1)
-    assert len(inference.running) == 4
+    async with asyncio.timeout(10):
+        while len(inference.speaking) < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     done = await http.post("/m/chat/abort_request", json={"rid": "mine"})
     assert (done.status_code, done.json()) == (200, {"aborted_requests": 2})
     ended = (await mine).json()
