@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from structlog.typing import FilteringBoundLogger
 
@@ -193,6 +194,7 @@ def _answer_errors(app: FastAPI) -> None:
         KeyReused: on_reused,
         ControlUnreachable: on_unreachable,
         ClientGone: on_gone,
+        ClientDisconnect: on_gone,  # amid its body
         Exception: on_any,
     }
     for kind, handler in handlers.items():

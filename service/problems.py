@@ -22,7 +22,6 @@ class Code(StrEnum):
     MALFORMED_JSON = "malformed_json"
     BODY_TOO_LARGE = "body_too_large"
     BODY_TOO_SLOW = "body_too_slow"
-    BODY_CUT_OFF = "body_cut_off"
     TOO_MANY_REQUESTS = "too_many_requests"
     OVERLOADED = "overloaded"
     UNKNOWN_FIELD = "unknown_field"

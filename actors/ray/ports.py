@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -32,6 +33,7 @@ from torpor.actors.ray.lookup import Lookup
 from torpor.actors.ray.names import COORDINATOR, NOBODY
 
 WAIT_SLICE_S = 5.0  # the longest single wait at the coordinator, so that its death is noticed
+SILENT_S = 60.0  # twice what any call takes it, and longer than it takes to begin anew
 
 
 class RayRankPort:
@@ -85,8 +87,15 @@ class RayControl:
     effect already changes nothing (C1, C4).
     """
 
-    def __init__(self, namespace: str, find: Callable[[str], ActorHandle] | None = None) -> None:
+    def __init__(
+        self,
+        namespace: str,
+        find: Callable[[str], ActorHandle] | None = None,
+        silent_s: float = SILENT_S,
+    ) -> None:
+        """silent_s: without an answer for so long it counts as unreachable, be it stopped, or its node cut off."""
         self._namespace = namespace
+        self._silent_s = silent_s
         self._lookup = Lookup(find or (lambda name: ray.get_actor(name, namespace)))
         self._handle: ActorHandle | None = None
         self._line = Lifeline()
@@ -163,10 +172,20 @@ class RayControl:
         return cast(ModelView, await self._call("adapt", model))
 
     async def _call(self, method: str, *arguments: Any) -> Any:
+        limit = asyncio.timeout(self._silent_s)
         try:
-            return await self._line.hold(self._ask(method, *arguments))
+            async with limit:
+                return await self._line.hold(self._ask(method, *arguments))
         except Cut as error:
             raise ControlUnreachable(str(error)) from error
+        except TimeoutError as error:
+            if not limit.expired():
+                raise  # the coordinator's own
+            self._handle = None
+            raise ControlUnreachable(
+                f"the coordinator has not answered for {self._silent_s:g} s; whether it has heard is not known, and "
+                "asking again does no harm"
+            ) from error
         except (ActorGone, ValueError) as error:
             self._handle = None
             raise ControlUnreachable(

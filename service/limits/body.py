@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from torpor.service.limits.bounds import Bounds
 from torpor.service.problems import Code, Problem
 
 
 async def read_bounded(request: Request, bounds: Bounds, refused: Callable[[str], None]) -> bytes:
-    """Raises a Problem for one that is too large, before all of it has come, that comes too slowly, or never whole."""
+    """Raises a Problem for one that is too large, before all of it has come, or comes too slowly."""
     declared = request.headers.get("content-length", "")
     if (
         declared.isascii()
@@ -29,10 +29,6 @@ async def read_bounded(request: Request, bounds: Bounds, refused: Callable[[str]
                 if len(raw) > bounds.body_bytes:
                     refused("body_bytes")
                     raise _too_large(bounds)
-    except ClientDisconnect:
-        # Nobody reads the answer; it is in the log and the metrics as what it was, not as a fault of ours.
-        detail = "The connection was closed before the body had come whole."
-        raise Problem(400, Code.BODY_CUT_OFF, detail, hint="Send it again; nothing was begun.") from None
     except TimeoutError:
         refused("body_timeout_s")
         detail = f"The body did not come whole within {bounds.body_timeout_s:g} s (limits.body_timeout_s)."

@@ -91,7 +91,7 @@ async def test_a_client_that_leaves_amid_its_body_is_no_fault_of_ours(tmp_path: 
     scope |= {"headers": headers, "client": ("127.0.0.1", 9), "server": ("127.0.0.1", 8700)}
     async with rig_within(tmp_path) as rig:
         await rig.app(scope, receive, send)
-        assert sent[0]["status"] == 400
+        assert sent[0]["status"] == 499
         assert "unexpected error" not in rig.log.getvalue()
         assert rig.rank().gate.open
 

@@ -22,7 +22,8 @@ from torpor.actors.messages import (
     OperationRequest,
     OperationState,
 )
-from torpor.actors.ports import GateClosed
+from torpor.actors.ports import ControlUnreachable, GateClosed
+from torpor.actors.ray.ports import RayControl
 
 ALL_BYTES = WEIGHTS_BYTES + KV_BYTES
 SLEEP = OperationRequest(Kind.SLEEP, "toy")
@@ -92,6 +93,29 @@ async def test_a_coordinator_killed_during_the_drain_leaves_the_gate_open_again(
     await torpor.until(lambda view: view.gate_open)
     events = await long
     assert sum(len(event.text) for event in events) == 1500, "who was being drained lost nothing"
+
+
+async def test_a_coordinator_that_is_stopped_is_told_as_unreachable_and_requests_are_served_on(
+    make_torpor: MakeTorpor,
+) -> None:
+    """As one that hangs, or whose node is cut off: nobody waits for it for ever, and it goes on where it was."""
+    torpor = await make_torpor().loaded()
+    control = RayControl(torpor.config.namespace, silent_s=2.0)
+    assert (await control.model("toy")).state is ModelState.AWAKE
+    pid = coordinator_pid(torpor)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(ControlUnreachable, match="has not answered for 2 s"):
+            await asyncio.wait_for(control.submit(SLEEP), 30)
+        assert "".join(event.text for event in await read(torpor.cluster.inference, request(3))) == "xxx"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    # It had heard: whoever asks again asks for the same.
+    assert (
+        await torpor.control.wait((await torpor.control.submit(SLEEP)).id, 30)
+    ).state is OperationState.SUCCEEDED
+    assert (await torpor.view()).state is ModelState.ASLEEP
+    assert len([one for one in await torpor.control.operations("toy") if one.ranks[0].freed_bytes]) == 1
 
 
 async def test_a_killed_follower_makes_the_model_failed_and_nothing_hangs(make_torpor: MakeTorpor) -> None:
