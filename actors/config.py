@@ -57,7 +57,7 @@ class GateConfig:
     retry_after_s: int = 5
     queue_limit: int = 256  # requests that may wait
     queue_timeout_s: float = 60.0
-    make_room: str = "none"  # none | idle: put idle neighbours to sleep for a wake on request
+    make_room: str = "none"  # none | idle: idle neighbours sleep for its wakes on request, and for its load
 
 
 class RecoverPolicy(StrEnum):

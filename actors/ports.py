@@ -111,6 +111,14 @@ class RankPort(Protocol):
         """
 
 
+class NoDeviceMemory(Exception):
+    """A rank's load found too little memory on its device: lacking_bytes at least; 0: not known."""
+
+    def __init__(self, detail: str, lacking_bytes: int = 0) -> None:
+        super().__init__(detail)
+        self.lacking_bytes = lacking_bytes
+
+
 class RankMaker(Protocol):
     """Makes and ends the ranks of models. All but `make` may be repeated."""
 
@@ -126,7 +134,10 @@ class RankMaker(Protocol):
         """
 
     async def load(self, model: ModelConfig) -> None:
-        """Until all ranks have loaded; joins a load that runs. Raises what the first of them to fail raised."""
+        """Until all ranks have loaded; joins a load that runs. Raises what the first of them to fail raised.
+
+        NoDeviceMemory where that was for want of device memory.
+        """
 
     async def end(self, model: ModelConfig) -> None:
         """End what lives of the model. Its memory is free when this returns. Raises TimeoutError."""

@@ -50,7 +50,10 @@ async def until_loaded(control: Control, config: ClusterConfig, say: Callable[[s
 
 # What a person can change when loading ends with such an error.
 _LOAD_HINTS = {
-    "OutOfDeviceMemory": "lower kv_cache.gpu_bytes, raise device.host_capacity, or use more ranks",
+    "OutOfDeviceMemory": (
+        "lower kv_cache.gpu_bytes, raise device.host_capacity, use more ranks, or, where models share a device, let "
+        "idle ones give way to those that load or wake: gate.make_room: idle"
+    ),
     "OutOfHostMemory": "lower kv_cache.host_bytes or host_pool.bytes, or raise node.host_bytes",
 }
 

@@ -8,9 +8,10 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from torpor.actors.config import Deadlines
+from torpor.actors.coordinator.loading import Loading
 from torpor.actors.coordinator.recovery import stale_weights, to_park
 from torpor.actors.coordinator.runtime import ModelRuntime
-from torpor.actors.ports import RankMaker, RankPort
+from torpor.actors.ports import NoDeviceMemory, RankMaker, RankPort
 
 log = logging.getLogger(__name__)
 
@@ -21,12 +22,14 @@ class BringUp:
     def __init__(
         self,
         maker: RankMaker,
+        loading: Loading,
         deadlines: Deadlines,
         epoch: Callable[[], int],
         attach: Callable[[str, Sequence[RankPort]], Awaitable[None]],
         fail: Callable[[str, str], Awaitable[None]],
     ) -> None:
         self._maker = maker
+        self._loading = loading
         self._deadlines = deadlines
         self._epoch = epoch
         self._attach = attach
@@ -57,18 +60,19 @@ class BringUp:
 
     async def _bring_up(self, runtime: ModelRuntime) -> None:
         model = runtime.config
-        made: Sequence[RankPort] = ()
+
+        async def make() -> Sequence[RankPort]:
+            made = await self._maker.make(model, self._epoch(), to_park(runtime.published))
+            runtime.coming = made
+            return made
+
         try:
-            if not runtime.ports:
-                if refusal := stale_weights(runtime.published, accepted=False):
-                    await self._fail(model.name, refusal.reason)
-                    return
-                made = await self._maker.make(model, self._epoch(), to_park(runtime.published))
-                runtime.coming = made
-            async with asyncio.timeout(self._deadlines.load_s):
-                await self._maker.load(model)
-            if made:
-                await self._attach(model.name, made)
+            if runtime.ports:
+                await self._loading.load(runtime)
+            elif refusal := stale_weights(runtime.published, accepted=False):
+                await self._fail(model.name, refusal.reason)
+            else:
+                await self._attach(model.name, await self._loading.make_and_load(runtime, make))
         except Exception as error:
             log.exception("model %s did not load", model.name)
             await self._fail(model.name, why_not_loaded(error, self._deadlines))
@@ -82,4 +86,6 @@ def why_not_loaded(error: Exception, deadlines: Deadlines) -> str:
     """For people. A TimeoutError is the load's own deadline."""
     if isinstance(error, TimeoutError):
         return f"not loaded within {deadlines.load_s:g} s; raise deadlines.load_s"
+    if isinstance(error, NoDeviceMemory):
+        return str(error)
     return f"{type(error).__name__}: {error}"

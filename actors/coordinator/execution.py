@@ -61,7 +61,7 @@ class Execution:
         self._models = models
         self._feed = feed
         self._now = now
-        self._room = room
+        self.room = room
         self._spare = Spare(models, self.claims)
 
     async def raise_epoch(self, above: int) -> None:
@@ -296,7 +296,7 @@ class Execution:
             lacking = self.claims.lacking_bytes(runtime, run, machine)
             return {place: size for place, size in lacking.items() if place.device}
 
-        return await self._room.make(run.request.model, lacking)
+        return await self.room.make(run.request.model, lacking)
 
     async def write_decision(self, run: Run) -> None:
         await self._journal.decide(run.operation.id)

@@ -9,6 +9,7 @@ from torpor.actors.config import ClusterConfig
 from torpor.actors.coordinator.bringing_up import BringUp
 from torpor.actors.coordinator.execution import Execution
 from torpor.actors.coordinator.journal import Journal, JournalError
+from torpor.actors.coordinator.loading import Loading
 from torpor.actors.coordinator.recovery import Recovery
 from torpor.actors.coordinator.removal import Removal
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
@@ -42,8 +43,9 @@ class Lives:
         self._settle = settle
         self._fail = fail
         deadlines = config.deadlines
-        self._bring_up = BringUp(maker, deadlines, lambda: execution.epoch, attach, self._not_up)
-        recovery = Recovery(execution, maker, deadlines, settle, self._bring_up.begin)
+        loading = Loading(maker, execution.room, deadlines)
+        self._bring_up = BringUp(maker, loading, deadlines, lambda: execution.epoch, attach, self._not_up)
+        recovery = Recovery(execution, maker, loading, deadlines, settle, self._bring_up.begin)
         removal = Removal(execution, maker, deadlines, self._bring_up.stop, self._forget)
         self.ways: Mapping[Kind, Way] = {Kind.RECOVER: recovery.run, Kind.DELETE: removal.run}
         self._watch = Watch(models, maker, fail, self._recover)

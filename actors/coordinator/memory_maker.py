@@ -11,20 +11,22 @@ from torpor.actors.config import ModelConfig
 from torpor.actors.coordinator.memory import Held, MemoryCluster, MemoryGate, MemoryRank
 from torpor.actors.coordinator.memory_ledger import MemoryLedger
 from torpor.actors.messages import GateReason, RestoreMode
-from torpor.actors.ports import RankPort
+from torpor.actors.ports import NoDeviceMemory, RankPort
 
 TAGS = {"weights": 100 << 20, "kv_cache": 50 << 20}  # bytes by tag
 
 
 class MemoryMaker:
     """Ranks go in and out of the cluster given. delay_s: how long a method takes; held: those that
-    wait for a word; errors: what it raises next."""
+    wait for a word; errors: what it raises next; in_halves: loads have half of their memory while they last, and keep
+    it where they fail, until their ranks end."""
 
     def __init__(self, cluster: MemoryCluster, tags: Mapping[str, int] | None = None) -> None:
         self.cluster = cluster
         self.calls: list[str] = []
         self.delay_s: dict[str, float] = {}
         self.held: dict[str, Held] = {}
+        self.in_halves = False
         self.errors: dict[str, list[Exception]] = defaultdict(list)
         self._tags = dict(tags or TAGS)
         self._parked: dict[str, Mapping[str, RestoreMode]] = {}
@@ -42,6 +44,7 @@ class MemoryMaker:
         for rank in range(model.tensor_parallel):
             device = self.cluster.devices[rank]
             owner = f"{model.name}/{rank}"
+            assert not device.used.get(owner), f"{owner} has memory of ranks before"
             ledger = MemoryLedger(owner, device, dict(self._tags), dict(model.restore_modes), loaded=False)
             made = MemoryRank(model.name, rank, device, ledger, f"incarnation-{next(self._incarnations)}")
             made.loaded, made.epoch, made.gate = False, epoch, MemoryGate(False, GateReason.LOADING)
@@ -51,12 +54,23 @@ class MemoryMaker:
         return ranks
 
     async def load(self, model: ModelConfig) -> None:
+        for rank in self.cluster.ranks[model.name] if self.in_halves else ():
+            if rank.loaded:
+                continue
+            half_bytes = sum(rank.ledger.sizes.values()) // 2
+            if not rank.device.take(rank.ledger.owner, half_bytes):
+                raise NoDeviceMemory(f"not even {half_bytes} bytes")
         await self._do("load")
         parked = self._parked.get(model.name, {})
         for rank in self.cluster.ranks[model.name]:
             if rank.loaded or rank.dead:
                 continue
-            rank.ledger.load(parked)
+            half_bytes = rank.device.used.pop(rank.ledger.owner, 0)
+            try:
+                rank.ledger.load(parked)
+            except ValueError as error:
+                rank.device.take(rank.ledger.owner, half_bytes)
+                raise NoDeviceMemory(str(error)) from error
             rank.loaded = True
             rank.gate.settle(GateReason.ASLEEP if parked else None)
 

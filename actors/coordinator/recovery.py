@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from torpor.actors.config import Deadlines, ModelConfig
 from torpor.actors.coordinator.execution import Execution
+from torpor.actors.coordinator.loading import Loading
 from torpor.actors.coordinator.records import Published
 from torpor.actors.coordinator.runtime import ModelRuntime, Run
 from torpor.actors.messages import (
@@ -21,7 +21,7 @@ from torpor.actors.messages import (
     RejectCode,
     RestoreMode,
 )
-from torpor.actors.ports import RankMaker
+from torpor.actors.ports import NoDeviceMemory, RankMaker
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +33,14 @@ class Recovery:
         self,
         execution: Execution,
         maker: RankMaker,
+        loading: Loading,
         deadlines: Deadlines,
         settle: Callable[[ModelRuntime], Awaitable[None]],
         bring_up: Callable[[ModelRuntime], None],
     ) -> None:
         self._execution = execution
         self._maker = maker
+        self._loading = loading
         self._deadlines = deadlines
         self._settle = settle
         self._bring_up = bring_up
@@ -119,9 +121,9 @@ class Recovery:
         await self._maker.end(model)
         runtime.ports, runtime.statuses = (), {}
         self._execution.record_phase(run, Phase.LOAD)
-        ports = await self._maker.make(model, self._execution.epoch, parked)
-        async with asyncio.timeout(self._deadlines.load_s):
-            await self._maker.load(model)
+        ports = await self._loading.make_and_load(
+            runtime, lambda: self._maker.make(model, self._execution.epoch, parked)
+        )
         runtime.ports = sorted(ports, key=lambda port: port.rank)
 
 
@@ -178,4 +180,6 @@ def _records(runtime: ModelRuntime) -> list[RankRecord]:
 def _why(error: Exception, deadlines: Deadlines) -> str:
     if isinstance(error, TimeoutError):
         return str(error) or f"not loaded within {deadlines.load_s:g} s; raise deadlines.load_s"
+    if isinstance(error, NoDeviceMemory):
+        return str(error)
     return f"{type(error).__name__}: {error}"

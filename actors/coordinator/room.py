@@ -1,10 +1,10 @@
-"""Makes device memory free for a model that wakes: idle neighbours go to sleep, least recently used first."""
+"""Makes device memory free for a model that wakes or loads: idle neighbours go to sleep, least recently used first."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from torpor.actors.coordinator.budget import Place
 from torpor.actors.coordinator.idle import idle_sleep
@@ -15,10 +15,12 @@ from torpor.actors.messages import (
     MakeRoom,
     Operation,
     OperationRequest,
+    OperationState,
     Origin,
 )
 
 Lacking = Mapping[Place, int]  # bytes by device
+LOOK_S = 1.0  # while those who could give way are busy
 
 
 def may_make_room(request: OperationRequest, runtime: ModelRuntime) -> bool:
@@ -58,6 +60,30 @@ class Room:
             asked.add(chosen)
             await self._carry_out(idle_sleep(chosen, Origin.ROOM))
         return True
+
+    async def give_way(
+        self, loading: str, places: Collection[Place], size_bytes: int, until_s: float
+    ) -> bool:
+        """Until idle neighbours at these devices have given back so much, or nobody more can; busy ones are waited for.
+
+        True where any has. until_s: in the event loop's time.
+        """
+        given_bytes, asked = 0, {loading}
+        some = dict.fromkeys(places, 1)
+        while given_bytes < max(1, size_bytes):
+            near = [one for name, one in self._models.items() if name not in asked and _has_any(one, some)]
+            if neighbours := await self._neighbours(asked, some):
+                chosen = neighbours[0]
+                asked.add(chosen.config.name)
+                had = chosen.bytes_by_place()
+                operation = await self._carry_out(idle_sleep(chosen.config.name, Origin.ROOM))
+                if operation.state is OperationState.SUCCEEDED:
+                    given_bytes += sum(had[place] for place in places)
+            elif given_bytes or not near or asyncio.get_running_loop().time() >= until_s:
+                break
+            else:
+                await asyncio.sleep(LOOK_S)
+        return given_bytes > 0
 
     async def _neighbours(self, but: set[str], missing: Lacking) -> list[ModelRuntime]:
         """Idle models with memory on the devices where some is missing, least recently used first."""

@@ -72,6 +72,9 @@ def give_graphs(
         # One of several ranks has left the others within a sum. Who has asked for graphs is to know at once.
         if ranks > 1 or engine.cuda_graphs == ON:
             raise
+        # Nor is one to be slow for good since it loaded beside others that would have given way to it.
+        if isinstance(error, torch.OutOfMemoryError) and model.gate.make_room != "none":
+            raise
         graphs.close()
         reason = f"capturing failed: {str(error).partition(chr(10))[0]}"
         log.warning("model %s decodes without CUDA graphs: %s", model.name, reason)

@@ -12,11 +12,12 @@ from ray.actor import ActorHandle
 from torpor.actors.config import ClusterConfig, ModelConfig
 from torpor.actors.coordinator.seating import Seating
 from torpor.actors.messages import RestoreMode
-from torpor.actors.ports import RankPort
+from torpor.actors.ports import NoDeviceMemory, RankPort
 from torpor.actors.ray.calls import ActorGone, call
 from torpor.actors.ray.launch import Launcher
 from torpor.actors.ray.ports import RayRankPort
 from torpor.actors.ray.processes import RankProcess, process_of, until_gone
+from torpor.native.errors import OutOfDeviceMemory
 
 ASK_S = 2.0
 CLOSE_S = 10.0  # what ranks get to end by themselves
@@ -62,7 +63,12 @@ class RayRanks:
         handles = self._living(model)
         if len(handles) == model.tensor_parallel:
             await self._note_processes(model, None)
-            await self._launcher().load(model, handles)
+            try:
+                await self._launcher().load(model, handles)
+            except Exception as error:
+                if (lacking_bytes := _lacking_bytes(error)) is None:
+                    raise
+                raise NoDeviceMemory(f"{type(error).__name__}: {error}", lacking_bytes) from error
 
     async def end(self, model: ModelConfig) -> None:
         """Ranks may close their engines first, which gives memory back in order; then they are killed."""
@@ -107,6 +113,13 @@ class RayRanks:
         found = await asyncio.gather(*(ask(handle) for handle in self._living(model)))
         known = self._processes.setdefault(model.name, [])
         known += [process for process in found if process is not None and process not in known]
+
+
+def _lacking_bytes(error: Exception) -> int | None:
+    """None: it was not for want of device memory. Torch, which is not needed here, tells no bytes."""
+    if isinstance(error, OutOfDeviceMemory):
+        return max(0, error.needed_bytes - error.free_bytes)
+    return 0 if type(error).__name__ == "OutOfMemoryError" else None
 
 
 async def _until_no_name_is_taken(launcher: Launcher, model: ModelConfig) -> None:

@@ -18,7 +18,7 @@ from support.engine_host import MIB, EngineHost, KvCacheConfig, Oracle, dummy_sp
 from support.families import FAMILIES, WITH_STATES, family_spec, write_family
 from support.static_reads import TableReads, capture
 
-from torpor.actors.config import EngineConfig
+from torpor.actors.config import EngineConfig, GateConfig
 from torpor.actors.engine import ModelRefused, decoding
 from torpor.actors.engine.batch import PagedBatch
 from torpor.actors.engine.decode_graphs import DecodeGraphs, buckets, check_setting, why_off
@@ -224,10 +224,13 @@ def test_a_model_that_decodes_without_graphs_says_why(where: dict[str, object], 
 
 
 class BrokenCapture:
+    kind: type[RuntimeError] = RuntimeError  # not one error for all: it would keep what its frames hold
+    text = "operation not permitted when stream is capturing\nand more"
+
     def __init__(self, *_: object) -> None: ...
 
     def __call__(self, _: object) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        raise self.kind(self.text)
 
 
 def test_a_model_whose_capture_fails_serves_without_graphs_unless_they_were_asked_for(
@@ -246,6 +249,14 @@ def test_a_model_whose_capture_fails_serves_without_graphs_unless_they_were_aske
         pytest.raises(RuntimeError, match="not permitted"),
         EngineHost(family_spec(tmp_path, "llama", cuda_graphs="on")),
     ):
+        pass
+    monkeypatch.setattr(BrokenCapture, "kind", torch.OutOfMemoryError)
+    monkeypatch.setattr(BrokenCapture, "text", "CUDA out of memory")
+    spec = family_spec(tmp_path, "llama")
+    with EngineHost(spec) as host:
+        assert host.engine.graphs_off == "capturing failed: CUDA out of memory"  # type: ignore[attr-defined]
+    yielded_to = replace(spec.model, gate=GateConfig(make_room="idle"))
+    with pytest.raises(torch.OutOfMemoryError), EngineHost(replace(spec, model=yielded_to)):
         pass
 
 

@@ -63,6 +63,25 @@ async def switch(make_torpor: MakeTorpor, clients: int, switches: int) -> None:
     del region
 
 
+async def test_models_of_which_one_fits_all_load_and_are_answered(make_torpor: MakeTorpor) -> None:
+    """Each loads when those before it are idle, which sleep for it as they do for a wake."""
+
+    def crowded(config: ClusterConfig) -> ClusterConfig:
+        device = replace(config.device, host_capacity_bytes=ALL_BYTES + ALL_BYTES // 2)
+        return replace(giving_way(config), device=device)
+
+    names = ("one", "two", "three")
+    torpor = await make_torpor(models=names, adapt=crowded).loaded()
+    states = [view.state for view in await torpor.control.models()]
+    assert sorted(states) == ["asleep", "asleep", "awake"]
+    front_end = patient(torpor)
+    for name in (*names, *names):
+        async with asyncio.timeout(120):
+            events = [event async for event in front_end.generate(name, request(5, name))]
+        assert "".join(event.text for event in events) == "xxxxx"
+    await front_end.close()
+
+
 async def test_two_models_take_turns_on_a_device_and_all_are_answered(make_torpor: MakeTorpor) -> None:
     await switch(make_torpor, clients=16, switches=5)
 
