@@ -49,7 +49,7 @@ class NotLoaded(Exception):
 
 
 class NoCluster(Exception):
-    """There is no Ray cluster to join; the text says what to do."""
+    """There is no Ray cluster to join, or none can be started; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,22 +126,28 @@ _ON_ITS_WAY = (ModelState.LOADING, ModelState.RECOVERING)
 def start_local(config: ClusterConfig, environment: MutableMapping[str, str] | None = None) -> Cluster:
     """A Ray of its own on this machine, the coordinator, and ranks that begin to load.
 
-    environment: where Ray's settings are put for it and its processes to find; None = os.environ.
+    environment: where Ray's settings are put for it and its processes to find; None = os.environ. Raises NoCluster.
     """
     config = with_device_name(config)
     _quiet_ray(os.environ if environment is None else environment)
     options: dict[str, Any] = {"num_gpus": 0} if config.device.kind == "host" else {}
-    ray.init(
-        address="local",
-        num_cpus=1,
-        object_store_memory=OBJECT_STORE_BYTES,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        namespace=config.namespace,
-        resources={JOURNAL_RESOURCE: 1.0},
-        **options,
-    )
+    try:
+        ray.init(
+            address="local",
+            num_cpus=1,
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace=config.namespace,
+            resources={JOURNAL_RESOURCE: 1.0},
+            **options,
+        )
+    except Exception as error:  # Ray raises a bare one where its processes are not up in time
+        raise NoCluster(
+            f"Ray cannot be started on this machine: {first_line(error)} Its logs are under /tmp/ray (or RAY_TMPDIR); "
+            "on a busy machine, start again"
+        ) from error
     try:
         create_coordinator(config)
     except BaseException:

@@ -34,6 +34,7 @@ from torpor.actors.ray.names import COORDINATOR, NOBODY
 
 WAIT_SLICE_S = 5.0  # the longest single wait at the coordinator, so that its death is noticed
 SILENT_S = 60.0  # twice what any call takes it, and longer than it takes to begin anew
+FIRST_S = 300.0  # before it has ever answered: its process may have to start, on a busy machine
 
 
 class RayRankPort:
@@ -96,6 +97,7 @@ class RayControl:
         """silent_s: without an answer for so long it counts as unreachable, be it stopped, or its node cut off."""
         self._namespace = namespace
         self._silent_s = silent_s
+        self._has_answered = False
         self._lookup = Lookup(find or (lambda name: ray.get_actor(name, namespace)))
         self._handle: ActorHandle | None = None
         self._line = Lifeline()
@@ -172,10 +174,13 @@ class RayControl:
         return cast(ModelView, await self._call("adapt", model))
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        limit = asyncio.timeout(self._silent_s)
+        silent_s = self._silent_s if self._has_answered else max(FIRST_S, self._silent_s)
+        limit = asyncio.timeout(silent_s)
         try:
             async with limit:
-                return await self._line.hold(self._ask(method, *arguments))
+                answer = await self._line.hold(self._ask(method, *arguments))
+            self._has_answered = True
+            return answer
         except Cut as error:
             raise ControlUnreachable(str(error)) from error
         except TimeoutError as error:
@@ -183,7 +188,7 @@ class RayControl:
                 raise  # the coordinator's own
             self._handle = None
             raise ControlUnreachable(
-                f"the coordinator has not answered for {self._silent_s:g} s; whether it has heard is not known, and "
+                f"the coordinator has not answered for {silent_s:g} s; whether it has heard is not known, and "
                 "asking again does no harm"
             ) from error
         except (ActorGone, ValueError) as error:

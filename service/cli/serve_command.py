@@ -65,9 +65,12 @@ def count_cuda_devices() -> int:
 
 def start_ray_cluster(config: ClusterConfig) -> Cluster:
     # Here, so that the other commands start without waiting for Ray's import.
-    from torpor.actors.cluster import start_local
+    from torpor.actors.cluster import NoCluster, start_local
 
-    cluster: Cluster = start_local(config)
+    try:
+        cluster: Cluster = start_local(config)
+    except NoCluster as error:
+        raise ServeError(str(error)) from None
     return cluster
 
 

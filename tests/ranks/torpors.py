@@ -66,10 +66,10 @@ class Torpor:
         return Device.host(self.device_name(index), CAPACITY_BYTES).memory_info()[0]
 
     async def loaded(self) -> Torpor:
-        await self.cluster.wait_until_loaded(120)  # seconds, where nobody else uses the machine
+        await self.cluster.wait_until_loaded(300)  # seconds: others may use the machine
         return self
 
-    async def operate(self, kind: Kind, timeout_s: float = 30.0) -> Operation:
+    async def operate(self, kind: Kind, timeout_s: float = 90.0) -> Operation:
         """To its end."""
         operation = await self.control.submit(OperationRequest(kind, self.config.models[0].name))
         operation = await self.control.wait(operation.id, timeout_s)
@@ -85,7 +85,7 @@ class Torpor:
     async def view(self) -> ModelView:
         return await self.control.model(self.config.models[0].name)
 
-    async def until(self, true_of: Callable[[ModelView], bool], timeout_s: float = 20.0) -> ModelView:
+    async def until(self, true_of: Callable[[ModelView], bool], timeout_s: float = 60.0) -> ModelView:
         """Poll the model. Fails with what it was last."""
         return await until(self.view, true_of, timeout_s)
 

@@ -15,7 +15,9 @@ import httpx
 import pytest
 from service_process import ServiceProcess, running
 
+from torpor.actors.config import ClusterConfig
 from torpor.actors.ports import ControlUnreachable
+from torpor.service.cli.serve_command import start_ray_cluster
 from torpor.service.loading import tell_states
 from torpor.service.logs import make_logger
 from torpor.service.serve import ServeError, Surroundings, bind, check_devices, check_models, serve
@@ -297,3 +299,17 @@ def test_a_front_end_of_a_cluster_without_coordinator_says_how_to_start_one(tmp_
         "Joining the Ray cluster at auto, namespace torpor",
         "Stopping: this front end; models live on without it",
     ]
+
+
+def test_a_ray_that_does_not_start_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray raises a bare Exception after half a minute, e.g. on a busy machine."""
+
+    def late(**options: object) -> None:
+        raise Exception("The current node timed out during startup. This could happen.\nAnd more.")
+
+    monkeypatch.setattr("torpor.actors.cluster.ray.init", late)
+    monkeypatch.setattr("torpor.actors.cluster._quiet_ray", lambda environment: None)
+    with pytest.raises(
+        ServeError, match=r"^Ray cannot be started on this machine: The current node timed out .*again$"
+    ):
+        start_ray_cluster(ClusterConfig(()))
