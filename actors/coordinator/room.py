@@ -13,6 +13,7 @@ from torpor.actors.coordinator.usage import Usage
 from torpor.actors.messages import (
     Kind,
     MakeRoom,
+    ModelState,
     Operation,
     OperationRequest,
     OperationState,
@@ -21,6 +22,7 @@ from torpor.actors.messages import (
 
 Lacking = Mapping[Place, int]  # bytes by device
 LOOK_S = 1.0  # while those who could give way are busy
+_NEVER_IDLE = (ModelState.ASLEEP, ModelState.FAILED)  # what these have left is not given back for others
 
 
 def may_make_room(request: OperationRequest, runtime: ModelRuntime) -> bool:
@@ -71,7 +73,11 @@ class Room:
         given_bytes, asked = 0, {loading}
         some = dict.fromkeys(places, 1)
         while given_bytes < max(1, size_bytes):
-            near = [one for name, one in self._models.items() if name not in asked and _has_any(one, some)]
+            near = [
+                one
+                for name, one in self._models.items()
+                if name not in asked and _has_any(one, some) and one.state() not in _NEVER_IDLE
+            ]
             if neighbours := await self._neighbours(asked, some):
                 chosen = neighbours[0]
                 asked.add(chosen.config.name)

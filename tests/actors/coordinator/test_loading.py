@@ -79,6 +79,20 @@ def test_without_the_wish_or_anybody_who_could_yield_it_fails_with_the_reason(
     rig.run(story)
 
 
+def test_a_neighbour_that_sleeps_in_part_is_not_waited_for(tmp_path: Path) -> None:
+    """Its hold is somebody's; and a sleeping model may keep a little on its device for good."""
+    rig, _ = rig_of(tmp_path, 1.1)
+
+    async def story() -> None:
+        await rig.do(asking(Kind.SLEEP, "first", tags=("kv_cache",)))
+        began_s = rig.loop_time()
+        await rig.coordinator.create(replace(FIRST, name="second"))
+        assert (await loaded(rig, "second"))["second"] is ModelState.FAILED
+        assert rig.loop_time() - began_s < 5
+
+    rig.run(story)
+
+
 def test_a_busy_neighbour_is_waited_for_until_the_load_has_no_time_left(tmp_path: Path) -> None:
     rig, _ = rig_of(tmp_path)
 
