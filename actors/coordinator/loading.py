@@ -79,6 +79,7 @@ class Loading:
             except NoDeviceMemory as again:
                 if asyncio.get_running_loop().time() >= until_s:
                     raise
+                places = await _places(ports) or places  # new ranks may sit elsewhere
                 await self._maker.end(model)
                 error = again
             else:
