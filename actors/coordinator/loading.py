@@ -66,13 +66,17 @@ class Loading:
         self, runtime: ModelRuntime, make: Make, error: NoDeviceMemory, places: frozenset[Place]
     ) -> Sequence[RankPort]:
         model, until_s = runtime.config, asyncio.get_running_loop().time() + self._load_s
+        first = True
         while True:
             for over in list(self._attempts.values()):
                 await over.wait()
-            # Where another loaded at the same time, what that has left may be enough.
-            alone = model.name not in self._crowded
-            if alone and not await self._room.give_way(model.name, places, error.lacking_bytes, until_s):
-                raise error
+            # Where another loaded at the same time, what that has left may be enough: at first nobody is to sleep for it.
+            crowded = model.name in self._crowded
+            if not (first and crowded):
+                gave = await self._room.give_way(model.name, places, error.lacking_bytes, until_s)
+                if not gave and not crowded:
+                    raise error
+            first = False
             ports = await make()
             try:
                 await self.load(runtime)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from coordinator_rig import CONFIG, RANK_BYTES, Rig, asking
+from coordinator_virtual_time import run
 from test_idle import busy, on_request, quiet, state
 
 from torpor.actors.config import DeviceConfig, GateConfig, ModelConfig
 from torpor.actors.coordinator import MemoryMaker
+from torpor.actors.coordinator.loading import Loading
 from torpor.actors.messages import Kind, ModelState, OperationState, Origin
+from torpor.actors.ports import NoDeviceMemory
 
 YIELDING = GateConfig(make_room="idle")
 FIRST = ModelConfig("first", gate=YIELDING)
@@ -154,6 +158,47 @@ def test_two_that_took_the_memory_from_each_other_need_nobody_to_give_way(tmp_pa
         assert (states["first"], {states[name] for name in both}) == ("awake", {"awake", "asleep"})
 
     rig.run(story)
+
+
+def test_loads_at_different_devices_do_not_keep_each_other_from_asking_for_room() -> None:
+    """Each is one of several that load at the same time, whose end may leave it room; soon somebody gives way to it."""
+    given: set[str] = set()
+
+    class Port:
+        def __init__(self, device: str) -> None:
+            self.device = device
+
+        async def status(self) -> object:
+            return SimpleNamespace(node="node-0", device_id=self.device)
+
+    class Maker:
+        async def load(self, model: ModelConfig) -> None:
+            await asyncio.sleep(3 if model.name == "slow" else 1)
+            if model.name not in {"slow", *given}:
+                raise NoDeviceMemory("full")
+
+        async def end(self, model: ModelConfig) -> None: ...
+
+    class Neighbours:
+        async def give_way(self, model: str, *_: object) -> bool:
+            given.add(model)
+            return True
+
+    async def story() -> None:
+        loading = Loading(Maker(), Neighbours(), replace(CONFIG.deadlines, load_s=LOAD_S))  # type: ignore[arg-type]
+
+        async def load(name: str) -> None:
+            async def make() -> list[Port]:
+                return [Port(f"device of {name}")]
+
+            runtime = SimpleNamespace(config=replace(FIRST, name=name))
+            await loading.make_and_load(runtime, make)  # type: ignore[arg-type]
+
+        began_s = asyncio.get_running_loop().time()
+        await asyncio.gather(load("one"), load("two"), load("slow"))
+        assert asyncio.get_running_loop().time() - began_s < 10
+
+    run(story())
 
 
 def test_a_load_that_failed_waits_for_one_that_runs_before_it_is_tried_again(tmp_path: Path) -> None:
