@@ -76,7 +76,7 @@ class Room:
             near = [
                 one
                 for name, one in self._models.items()
-                if name not in asked and _has_any(one, some) and one.state() not in _NEVER_IDLE
+                if name not in asked and _sits_at(one, places) and one.state() not in _NEVER_IDLE
             ]
             if neighbours := await self._neighbours(asked, some):
                 chosen = neighbours[0]
@@ -108,6 +108,11 @@ class Room:
 def _suffices(neighbours: list[ModelRuntime], missing: Lacking) -> bool:
     theirs = sum((runtime.bytes_by_place() for runtime in neighbours), Counter[Place]())
     return bool(neighbours) and all(theirs[place] >= size for place, size in missing.items())
+
+
+def _sits_at(runtime: ModelRuntime, places: Collection[Place]) -> bool:
+    """Also one that is about to wake, and has told of no memory yet."""
+    return any(Place.of(status) in places for status in runtime.statuses.values())
 
 
 def _has_any(runtime: ModelRuntime, missing: Lacking) -> bool:

@@ -83,6 +83,25 @@ def test_without_the_wish_or_anybody_who_could_yield_it_fails_with_the_reason(
     rig.run(story)
 
 
+def test_a_neighbour_that_is_waking_is_waited_for(tmp_path: Path) -> None:
+    """It has told of no memory yet, and has it already."""
+    rig, _ = rig_of(tmp_path)
+
+    async def story() -> None:
+        slept = await rig.do(asking(Kind.SLEEP, "first", origin=Origin.IDLENESS))
+        assert slept.state is OperationState.SUCCEEDED
+        stage = rig.cluster.ranks["first"][0].hold("commit")
+        waking = asyncio.create_task(rig.do(on_request("first")))
+        await stage.reached()
+        await rig.coordinator.create(replace(FIRST, name="second"))
+        await asyncio.sleep(5)
+        stage.let_go()
+        assert (await waking).state is OperationState.SUCCEEDED
+        assert await loaded(rig, "first", "second") == {"first": "asleep", "second": "awake"}
+
+    rig.run(story)
+
+
 def test_a_neighbour_that_sleeps_in_part_is_not_waited_for(tmp_path: Path) -> None:
     """Its hold is somebody's; and a sleeping model may keep a little on its device for good."""
     rig, _ = rig_of(tmp_path, 1.1)

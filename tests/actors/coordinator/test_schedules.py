@@ -12,7 +12,7 @@ from schedule_runner import Tally, play, record
 
 from torpor.actors.messages import Kind, OperationState
 
-SEEDS = 5000
+SEEDS = 2500
 LONG_SEEDS = 100_000
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 
@@ -36,7 +36,8 @@ def assert_kept(tally: Tally) -> None:
 @pytest.mark.timeout(600)
 def test_random_schedules_keep_the_promises() -> None:
     """C4, C6, G6, M6, F6, F8, F20, F25. TORPOR_SCHEDULES sets how many; a seed that breaks a promise is told."""
-    assert_kept(play(range(how_many(SEEDS)), cores()))
+    # On half of the cores: other tests, some of which keep times, run beside it.
+    assert_kept(play(range(how_many(SEEDS)), max(1, cores() // 2)))
 
 
 @pytest.mark.long
