@@ -8,10 +8,11 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from torpor.actors.config import Deadlines
+from torpor.actors.coordinator.asking import STATUS_S
 from torpor.actors.coordinator.budget import Place
 from torpor.actors.coordinator.room import Room
 from torpor.actors.coordinator.runtime import ModelRuntime
-from torpor.actors.messages import MakeRoom
+from torpor.actors.messages import MakeRoom, RankStatus
 from torpor.actors.ports import NoDeviceMemory, RankMaker, RankPort
 
 log = logging.getLogger(__name__)
@@ -39,8 +40,10 @@ class Loading:
         try:
             await self.load(runtime)
         except NoDeviceMemory as error:
+            if MakeRoom(runtime.config.gate.make_room) is not MakeRoom.IDLE:
+                raise
             places = await _places(ports)
-            if MakeRoom(runtime.config.gate.make_room) is not MakeRoom.IDLE or not places:
+            if not places:
                 raise
             log.info("%s finds no room to load (%s) and waits for it", runtime.config.name, error)
             await self._maker.end(runtime.config)  # what they had loaded is in the way of others that load
@@ -99,8 +102,13 @@ class Loading:
 
 
 async def _places(ports: Sequence[RankPort]) -> frozenset[Place]:
-    """Devices of ranks that have one."""
-    statuses = await asyncio.gather(*(port.status() for port in ports), return_exceptions=True)
+    """Devices of ranks that have one, and answer."""
+
+    async def ask(port: RankPort) -> RankStatus:
+        async with asyncio.timeout(STATUS_S):
+            return await port.status()
+
+    statuses = await asyncio.gather(*map(ask, ports), return_exceptions=True)
     return frozenset(
         Place.of(status) for status in statuses if not isinstance(status, BaseException) and status.device_id
     )

@@ -13,7 +13,7 @@ from coordinator_virtual_time import run
 from test_idle import busy, on_request, quiet, state
 
 from torpor.actors.config import DeviceConfig, GateConfig, ModelConfig
-from torpor.actors.coordinator import MemoryMaker
+from torpor.actors.coordinator import Fault, MemoryMaker
 from torpor.actors.coordinator.loading import Loading
 from torpor.actors.messages import Kind, ModelState, OperationState, Origin
 from torpor.actors.ports import NoDeviceMemory
@@ -79,6 +79,22 @@ def test_without_the_wish_or_anybody_who_could_yield_it_fails_with_the_reason(
         assert "needs" in (await rig.coordinator.model("second")).error
         assert rig.loop_time() - began_s < 5
         assert "second" not in rig.cluster.ranks, "ranks that serve nobody are ended"
+
+    rig.run(story)
+
+
+def test_ranks_that_do_not_say_where_they_sit_are_not_waited_for(tmp_path: Path) -> None:
+    rig, maker = rig_of(tmp_path)
+    maker.delay_s["load"] = 1.0
+
+    async def story() -> None:
+        began_s = rig.loop_time()
+        await rig.coordinator.create(replace(FIRST, name="second"))
+        await asyncio.sleep(0.5)
+        rig.cluster.ranks["second"][0].fault("status", Fault.HANG, times=10)
+        view = await rig.coordinator.watch("second", await rig.coordinator.watch("second", None, 0), 60)
+        assert view.state is ModelState.FAILED and "needs" in view.error
+        assert rig.loop_time() - began_s < 10
 
     rig.run(story)
 
