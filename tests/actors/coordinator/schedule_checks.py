@@ -65,7 +65,8 @@ class Watcher:
         if runtime is None or runtime.running is None or runtime.running.request.kind is not Kind.WAKE:
             return
         asked, holds = runtime.running.request, {hold.operation for hold in runtime.published.holds}
-        if asked.releases and holds != {asked.releases}:
+        # There is none where the sleep that it names was rejected.
+        if asked.releases and holds - {asked.releases}:
             self.broken.append(f"who leaves {asked.releases} wakes for {holds}, {when}")
         elif asked.origin in _AUTOMATIC and holds and holds != {asked.caller}:
             self.broken.append(f"a wake of origin {asked.origin} goes on under holds, {when}")
