@@ -10,6 +10,7 @@ from torpor.actors.messages import ModelState
 from torpor.actors.ports import Control, ControlUnreachable
 
 _POLL_S = 0.25
+_ON_THE_WAY = (ModelState.LOADING, ModelState.RECOVERING)  # a rank that dies while it loads is replaced
 
 
 async def tell_states(control: Control, say: Callable[[str], None]) -> bool:
@@ -43,7 +44,7 @@ async def until_loaded(control: Control, config: ClusterConfig, say: Callable[[s
             if told.get(view.name) != news:
                 told[view.name] = news
                 say(news)
-        if len(views) == len(config.models) and all(view.state is not ModelState.LOADING for view in views):
+        if len(views) == len(config.models) and all(view.state not in _ON_THE_WAY for view in views):
             return True
         await asyncio.sleep(_POLL_S)
 

@@ -110,7 +110,9 @@ class ModelRuntime:
         if self.published.failed:
             return ModelState.FAILED
         if not self.ready.is_set():
-            return ModelState.RECOVERING if self.ports else ModelState.LOADING
+            # Attached for the first time it was never anything else: nothing of it is published yet.
+            known = self.ports and (self.published.generation or self.doubt)
+            return ModelState.RECOVERING if known else ModelState.LOADING
         on_its_way = self._on_its_way()
         if on_its_way is not None and on_its_way.moves_memory:
             return ModelState.SLEEPING if on_its_way is Kind.SLEEP else ModelState.WAKING

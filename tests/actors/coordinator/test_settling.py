@@ -47,6 +47,25 @@ def test_a_model_that_is_ready_is_not_asked_once_more_by_who_found_it_in_doubt()
     rig.run(story)
 
 
+def test_a_model_is_loading_until_it_is_awake_for_the_first_time() -> None:
+    """Nobody recovers anything while its ranks are asked how they are."""
+    rig = MemoryRig(JournalStore())
+
+    async def story() -> None:
+        await rig.prepare()
+        rig.chat[1].delay_s["status"] = 0.3
+        starting = asyncio.create_task(rig.coordinator.start())
+        states = []
+        while not starting.done():
+            await asyncio.sleep(0.1)
+            states.append(rig.coordinator.published_state("chat"))
+        assert states[0] is ModelState.LOADING and states[-1] is ModelState.AWAKE
+        assert set(states) == {ModelState.LOADING, ModelState.AWAKE}
+        await rig.stop()
+
+    run(story())
+
+
 def test_a_request_that_is_written_down_while_its_model_is_settled_is_not_taken_for_one_left_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
