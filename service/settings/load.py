@@ -69,16 +69,20 @@ def _read(file: Path) -> dict[str, Any]:
         raise SettingsError(str(file), ["is not UTF-8 text; give a YAML file"]) from None
     try:
         tree = yaml.load(text, _StrictLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        fault = getattr(error, "problem", None) or "syntax error"
-        raise SettingsError(str(file), [f"is not valid YAML{where}: {fault}"]) from None
-    except (ValueError, RecursionError) as error:  # a date that there is not; brackets in brackets in …
-        raise SettingsError(str(file), [f"is not valid YAML: {error}"]) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise SettingsError(str(file), [_no_yaml(error)]) from None
     if not isinstance(tree, dict):
         raise SettingsError(str(file), ["holds no keys; it needs at least `models:` with one model"])
     return tree
+
+
+def _no_yaml(error: Exception) -> str:
+    """In one line. Of a ValueError, such as a date that there is not, and of brackets in brackets in …, too."""
+    if not isinstance(error, yaml.YAMLError):
+        return f"is not valid YAML: {error}"
+    mark = getattr(error, "problem_mark", None)
+    where = f" in line {mark.line + 1}" if mark else ""
+    return f"is not valid YAML{where}: {getattr(error, 'problem', None) or 'syntax error'}"
 
 
 def _merge_environment(tree: dict[str, Any], environment: Mapping[str, str]) -> list[str]:
@@ -95,8 +99,13 @@ def _merge_environment(tree: dict[str, Any], environment: Mapping[str, str]) -> 
         if len(path) == 1 and path[0] not in Settings.model_fields:
             continue
         try:
-            _put(tree, path, yaml.safe_load(environment[variable]))
-        except (yaml.YAMLError, LookupError, ValueError, RecursionError) as error:
+            value = yaml.load(environment[variable], _StrictLoader)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            problems.append(f"{variable}: {_no_yaml(error)}")
+            continue
+        try:
+            _put(tree, path, value)
+        except (LookupError, ValueError) as error:
             problems.append(f"{variable}: {error}")
     return problems
 
@@ -138,6 +147,8 @@ _PLAIN_WORDS = {
     "model_type": "must hold keys of its own, as the README shows",
     "string_type": "must be text; put it in quotes",
     "int_type": "must be an integer",
+    # Of models and of the namespace, the only texts that have one.
+    "string_pattern_mismatch": "must be at most 64 letters, digits, '.', '_' and '-', a letter or digit first",
 }
 
 

@@ -6,6 +6,7 @@ Reading files and the environment is load.py.
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -37,6 +38,9 @@ DurationS = Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0)]
 ModeName = Literal["none", "memset", "cpu", "pinned", "disk"]
 
 
+# What the default engine may have, on any device; others make tags of their own.
+_TAGS = ("cuda_graph", "kv_cache", "weights", "workspace")
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _NO_DISK = "there is no disk to keep it on; set node.disk_path to an existing folder, or choose otherwise"
 
 
@@ -45,9 +49,7 @@ class _Section(BaseModel):
 
 
 class EngineSettings(_Section):
-    kind: Annotated[str, Field(pattern=r"^(transformers|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")] = (
-        "transformers"  # or module:factory
-    )
+    kind: str = "transformers"  # or module:factory
     model: str = ""  # "" = the default small model
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     load_format: Literal["auto", "gguf", "safetensors", "dummy"] = "auto"
@@ -59,6 +61,15 @@ class EngineSettings(_Section):
     attention: str = "auto"
     cuda_graphs: str = "auto"
     collectives: str = "auto"
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        if kind != "transformers" and not _FACTORY.fullmatch(kind):
+            raise ValueError(
+                f"{kind!r} is no engine; transformers is the one that comes along, and module:factory names your own"
+            )
+        return kind
 
 
 class KvCacheSettings(_Section):
@@ -264,6 +275,16 @@ class Settings(_Section):
                     raise ValueError(f"models.{index}.restore_modes.{tag}: {_NO_DISK}")
             if model.kv_cache.disk_bytes:
                 raise ValueError(f"models.{index}.kv_cache.disk_bytes: {_NO_DISK}")
+        return self
+
+    @model_validator(mode="after")
+    def _tags_exist(self) -> Self:
+        for index, model in enumerate(self.models):
+            for tag in sorted(model.restore_modes):
+                if model.engine.kind == "transformers" and tag not in _TAGS:
+                    raise ValueError(
+                        f"models.{index}.restore_modes.{tag}: no such tag; the engine's are {', '.join(_TAGS)}"
+                    )
         return self
 
     @model_validator(mode="after")

@@ -143,7 +143,7 @@ BAD = [
     ("models: []\n", "models", "at least 1"),
     ("{}\n", "models", "is missing; set it"),
     ("models: [{}]\n", "models.0.name", "is missing"),
-    ("models: [{name: a b}]\n", "models.0.name", "pattern"),
+    ("models: [{name: a b}]\n", "models.0.name", "letters, digits"),
     ("models: [{name: a}, {name: a}]\n", "models", "each name once; repeated: a"),
     (ONE_MODEL + "htpp: {port: 1}\n", "htpp", "no such key"),
     ("models: [{name: a, engine: {modle: x}}]\n", "models.0.engine.modle", "no such key"),
@@ -179,7 +179,7 @@ BAD = [
         "models.0",
         "2 bundles for 1 ranks; one for each",
     ),
-    (ONE_MODEL + "ray: {namespace: a b}\n", "ray.namespace", "pattern"),
+    (ONE_MODEL + "ray: {namespace: a b}\n", "ray.namespace", "letters, digits"),
     ("models: [\n", "is not valid YAML in line 2", ""),
     ("just text\n", "holds no keys", "models"),
 ]

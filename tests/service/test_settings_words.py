@@ -29,6 +29,19 @@ def problems(tmp_path: Path, text: str) -> list[str]:
             "models.0.bogus: no such key; remove it or correct its spelling",
         ),
         ("models: [{name: m}]\nhttp: {port: x}", "http.port: must be an integer"),
+        (
+            "models: [{name: a b}]",
+            "models.0.name: must be at most 64 letters, digits, '.', '_' and '-', a letter or digit first",
+        ),
+        (
+            "models: [{name: m, engine: {kind: vllm}}]",
+            "models.0.engine.kind: 'vllm' is no engine; transformers is the one that comes along, and module:factory "
+            "names your own",
+        ),
+        (
+            "models: [{name: m, restore_modes: {weights: cpu, kvcache: pinned}}]",
+            "models.0.restore_modes.kvcache: no such tag; the engine's are cuda_graph, kv_cache, weights, workspace",
+        ),
     ],
 )
 def test_a_fault_is_told_once_and_in_plain_words(tmp_path: Path, text: str, line: str) -> None:
@@ -55,3 +68,23 @@ def test_a_value_that_nothing_can_count_with_is_refused_in_words(
     tmp_path: Path, text: str, says: str
 ) -> None:
     assert any(says in line for line in problems(tmp_path, text))
+
+
+def test_an_engine_of_ones_own_has_tags_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "torpor.yaml"
+    file.write_text("models: [{name: m, engine: {kind: 'lab:make'}, restore_modes: {adapters: pinned}}]")
+    assert load_settings(file, {}).models[0].restore_modes == {"adapters": "pinned"}
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ('[{"name": "m"', "TORPOR_MODELS: is not valid YAML in line 1: expected ',' or '}'"),
+        ("[{name: m, verify: true, verify: false}]", "the key 'verify' stands twice; keep one of them"),
+        ("[{name: 2026-99-99}]", "TORPOR_MODELS: is not valid YAML: "),
+    ],
+)
+def test_a_variable_that_is_no_yaml_is_refused_in_one_line_as_a_file_is(value: str, says: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(None, {"TORPOR_MODELS": value})
+    assert says in str(caught.value) and "\n" not in str(caught.value)

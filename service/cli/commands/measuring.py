@@ -24,7 +24,8 @@ def bench(
 ) -> None:
     """Time sleep and wake of as much memory here, beside the bare calls and copies that are the limit.
 
-    It takes three times the memory: the subjects are there at once, and play in turns.
+    The subjects are there at once, and play in turns: on a host device they take six times the size of the machine's
+    memory; on a GPU four times the size of its own, and twice that of the machine's.
     """
     # Here, so that the other commands do not wait for torch and the native core.
     from torpor.service.bench.rounds import WARM_UP, measure, pick_device
