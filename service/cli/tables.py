@@ -97,16 +97,26 @@ def event(event_id: str, kind: str, data: Record) -> str:
 def operation(record: Record) -> RenderableType:
     if "operations" in record:
         return operations(record["operations"])
-    # What was saved before, and has not changed since, is kept as well, and costs nothing.
-    ranks = _table("rank", "outcome", "freed", "saved anew", "reason")
-    for one in record["ranks"]:
-        freed, kept = show_bytes(one["freed_bytes"]), show_bytes(one["kept_bytes"])
-        ranks.add_row(str(one["rank"]), one["outcome"], freed, kept, escape(one["reason"] or ""))
+    parts: list[RenderableType] = [Text(_headline(record), style="bold")]
+    parts += [_outcomes(record)] if record["ranks"] else []
     phases = _table("phase", "seconds", "bytes")
     for one in record["phases"]:
         phases.add_row(one["name"], f"{one['seconds']:.4f}", show_bytes(one["bytes"]))
-    headline = Text(_headline(record), style="bold")
-    return Group(headline, ranks, phases) if record["phases"] else Group(headline, ranks)
+    parts += [phases] if record["phases"] else []
+    return Group(*parts)
+
+
+def _outcomes(record: Record) -> Table:
+    """A wake frees nothing, and what is kept is what it brings back."""
+    wakes = record["kind"] == "wake"
+    # What was saved before, and has not changed since, is kept as well, and costs nothing.
+    sizes = ("brought back",) if wakes else ("freed", "saved anew")
+    ranks = _table("rank", "outcome", *sizes, "reason")
+    for one in record["ranks"]:
+        freed, kept = show_bytes(one["freed_bytes"]), show_bytes(one["kept_bytes"])
+        told = (kept,) if wakes else (freed, kept)
+        ranks.add_row(str(one["rank"]), one["outcome"], *told, escape(one["reason"] or ""))
+    return ranks
 
 
 def trimmed(record: Record) -> RenderableType:
@@ -118,12 +128,15 @@ def trimmed(record: Record) -> RenderableType:
 
 
 def operations(records: Sequence[Record]) -> RenderableType:
-    table = _table("operation", "kind", "model", "state", "tags", "seconds", "reason", title="Operations")
+    """An id is whole in its line, for `torpor cancel`; what may be long stands below."""
+    table = _table("operation", "kind", "model", "state", "seconds", title="Operations")
+    table.columns[0].width = max((len(one["id"]) for one in records), default=None)
     for one in records:
         seconds = "" if one["finished_at"] is None else f"{one['finished_at'] - one['created_at']:.3f}"
-        tags, reason = ", ".join(one["tags"]), escape(one["reason"] or "")
-        table.add_row(one["id"], one["kind"], one["model"], one["state"], tags, seconds, reason)
-    return table
+        below = f"\n  {escape(', '.join(one['tags']))}" if one["tags"] else ""
+        table.add_row(one["id"] + below, one["kind"], one["model"], one["state"], seconds)
+    reasons = [Text(f"{one['id']}: {one['reason']}") for one in records if one["reason"]]
+    return Group(table, *reasons)
 
 
 def audit(entries: Sequence[Record]) -> RenderableType:

@@ -132,6 +132,7 @@ def test_a_rejected_operation_exits_with_3_and_its_reason(
 
 def test_the_version_is_printed(torpor: Run) -> None:
     assert torpor("version")[1].startswith("0.1.0")
+    assert json.loads(torpor("version", "--json")[1])["version"].startswith("0.1.0")
 
 
 def run_serve(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -262,6 +262,14 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], comma
     assert len(out.splitlines()) > 5
 
 
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"serve"}))
+def test_every_command_that_ends_with_an_answer_has_json(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert main([command, "--help"]) == 0
+    assert "--json" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", ["status", "ops", "events"])
 def test_commands_that_look_at_all_models_do_not_claim_to_take_the_only_one(
     capsys: pytest.CaptureFixture[str], command: str

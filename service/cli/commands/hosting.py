@@ -10,6 +10,7 @@ import typer
 from torpor.service.app import service_version
 from torpor.service.cli.apply_command import Wishes, run_apply
 from torpor.service.cli.options import DryRun, Json
+from torpor.service.cli.output import Output
 from torpor.service.cli.serve_command import run_serve
 
 
@@ -54,6 +55,6 @@ def apply(
     raise typer.Exit(run_apply(wishes))
 
 
-def version() -> None:
+def version(json: Json = False) -> None:
     """Print the version."""
-    print(service_version())
+    Output(json).line({"version": service_version()}, service_version())
